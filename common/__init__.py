@@ -1,0 +1,1 @@
+"""What coordinator and worker share: values, the seam, codecs, channels, RPC plumbing."""

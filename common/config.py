@@ -1,0 +1,207 @@
+"""Frozen configuration slices, one per component, checked when made.
+
+A slice is passed to the one part that uses it; derived values are properties. The texts under
+`metadata` are the helps of the flags, whose names are the field names with dashes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.errors import ConfigError
+
+
+def setting(default: Any, help_text: str) -> Any:
+    """A field with a default and the help text of its flag."""
+    return field(default=default, metadata={"help": help_text})
+
+
+def _at_least(minimum: int, **values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < minimum:
+            raise ConfigError(f"{name} must be at least {minimum}, not {value}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+def split_address(name: str, value: str) -> tuple[str, int]:
+    """Split HOST:PORT ("[::1]:80" for IPv6); raises ConfigError naming the setting."""
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{name} must be HOST:PORT, not {value!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model is served, under which name, in which type, up to which length."""
+
+    model: str = setting("smollm2-135m", "bundled name, folder or hub id")
+    served_model_name: str | None = setting(None, "name clients use (default: the model's own)")
+    dtype: str = setting("auto", "auto, float32, bfloat16 or float16")
+    max_model_len: int | None = setting(
+        None, "longest prompt plus output, tokens (default: the model's)"
+    )
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _at_least(2, max_model_len=self.max_model_len)
+        if not self.model:
+            raise ConfigError("model must not be empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How large the paged KV cache is; sizes in tokens, blocks and bytes."""
+
+    block_size: int = setting(16, "token slots of a KV cache block")
+    num_blocks: int | None = setting(None, "KV cache blocks, instead of what memory allows")
+    kv_cache_bytes: int = setting(1 << 30, "bytes of KV cache on a CPU worker")
+    gpu_memory_utilization: float = setting(0.9, "share of GPU memory a worker may use")
+
+    def __post_init__(self) -> None:
+        _at_least(1, block_size=self.block_size, kv_cache_bytes=self.kv_cache_bytes)
+        _at_least(2, num_blocks=self.num_blocks)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """The budgets of a step and of the queue."""
+
+    max_num_seqs: int = setting(64, "most sequences running at once")
+    max_num_batched_tokens: int = setting(2048, "most tokens of one step")
+    max_steps_in_flight: int | None = setting(None, "steps in flight (default: pipeline stages)")
+    pp_cohorts: int | None = setting(None, "groups of sequences taking turns (default: stages)")
+    max_waiting: int = setting(1024, "most requests waiting before new ones are refused")
+
+    def __post_init__(self) -> None:
+        _at_least(
+            1,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_steps_in_flight=self.max_steps_in_flight,
+            pp_cohorts=self.pp_cohorts,
+            max_waiting=self.max_waiting,
+        )
+
+    def steps_in_flight(self, num_stages: int) -> int:
+        """Most unanswered steps over a pipeline of num_stages."""
+        return self.max_steps_in_flight or num_stages
+
+    def num_cohorts(self, num_stages: int) -> int:
+        """Groups of sequences that take turns; never more than steps in flight."""
+        return min(self.pp_cohorts or num_stages, self.steps_in_flight(num_stages))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Where the workers come from."""
+
+    executor: str | None = setting(
+        None, "uniproc, local, remote or ray (default: remote with --workers, else local)"
+    )
+    workers: tuple[str, ...] = setting((), "HOST:PORT list in stage order (executor remote)")
+    pp: int | None = setting(None, "pipeline stages (default: 1, or the number of --workers)")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    devices: tuple[str, ...] = setting((), "one device per local worker, in stage order")
+    threads: int | None = setting(None, "compute threads per worker (default: cores / workers)")
+
+    def __post_init__(self) -> None:
+        if self.executor is not None:
+            _one_of("executor", self.executor, ("uniproc", "local", "remote", "ray"))
+        _at_least(1, pp=self.pp, threads=self.threads)
+        for address in self.workers:
+            split_address("workers", address)
+        if self.executor == "remote" and not self.workers:
+            raise ConfigError("executor remote needs --workers HOST:PORT,HOST:PORT in stage order")
+        if self.executor not in (None, "remote") and self.workers:
+            raise ConfigError(f"--workers goes with --executor remote, not {self.executor}")
+        if self.workers and self.pp not in (None, len(self.workers)):
+            raise ConfigError(f"--pp {self.pp} does not match the {len(self.workers)} --workers")
+        if self.executor == "uniproc" and self.num_stages != 1:
+            raise ConfigError("executor uniproc has one stage; use --executor local for --pp > 1")
+        if self.devices and len(self.devices) != self.num_stages:
+            raise ConfigError(
+                f"--devices names {len(self.devices)} devices for {self.num_stages} workers"
+            )
+
+    @property
+    def executor_kind(self) -> str:
+        """The executor, with the default resolved."""
+        return self.executor or ("remote" if self.workers else "local")
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages."""
+        return len(self.workers) or self.pp or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Where the coordinator listens and how it ends; port 0 picks a free one, -1 turns it off."""
+
+    http_host: str = setting("127.0.0.1", "interface of both ports")
+    grpc_port: int = setting(50050, "gRPC port (0: any free one)")
+    http_port: int = setting(8000, "HTTP port (0: any free one, -1: none)")
+    drain_timeout: float = setting(30.0, "seconds running requests get after SIGTERM")
+
+    def __post_init__(self) -> None:
+        for name, port in (("grpc_port", self.grpc_port), ("http_port", self.http_port)):
+            if not -1 <= port <= 65535:
+                raise ConfigError(f"{name} must be a port number, not {port}")
+        if self.grpc_port < 0:
+            raise ConfigError("grpc_port cannot be turned off")
+        if not self.drain_timeout >= 0:
+            raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """Everything a coordinator is told."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Everything a worker process is told; what it computes comes from the coordinator."""
+
+    listen: str = setting("127.0.0.1:0", "HOST:PORT of the gRPC port (port 0: any free one)")
+    advertise: str | None = setting(None, "HOST:PORT others reach the gRPC port at")
+    tensor_listen: str | None = setting(
+        None, "HOST:PORT of the tensor socket (default: host of --listen, port 0)"
+    )
+    tensor_advertise: str | None = setting(
+        None, "HOST or HOST:PORT peers reach the tensor socket at"
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    threads: int | None = setting(None, "compute threads (default: all cores)")
+    model: str | None = setting(None, "folder or name to load instead of the coordinator's")
+    drain_timeout: float = setting(30.0, "seconds a worker goes on serving after SIGTERM")
+
+    def __post_init__(self) -> None:
+        split_address("listen", self.listen)
+        if self.advertise is not None:
+            split_address("advertise", self.advertise)
+        if self.tensor_listen is not None:
+            split_address("tensor_listen", self.tensor_listen)
+        _at_least(1, threads=self.threads)
+        if not self.drain_timeout >= 0:
+            raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
+
+    @property
+    def tensor_bind(self) -> tuple[str, int]:
+        """Host and port the tensor socket binds."""
+        if self.tensor_listen is not None:
+            return split_address("tensor_listen", self.tensor_listen)
+        return split_address("listen", self.listen)[0], 0

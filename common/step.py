@@ -1,0 +1,218 @@
+"""The values of one step: what the scheduler decides and what the workers answer.
+
+Frozen dataclasses over numpy columns; protobuf is their spelling, in `common.codecs.step_codec`.
+Rows of a step are the new requests in order, then the cached requests in order.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.requests import SamplingParams
+from common.tensors import TensorDescriptor, WireTensor
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Uint64s = NDArray[np.uint64]
+Float32s = NDArray[np.float32]
+
+
+class Phase(Enum):
+    """Half of a step."""
+
+    EXECUTE = 1
+    SAMPLE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class StepId:
+    """Incarnation of the coordinator, of the worker group, and the dense number of the step."""
+
+    epoch: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKey:
+    """One phase of one step."""
+
+    step_id: StepId
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """One slice of int32 values per row: row i is values[offsets[i]:offsets[i + 1]].
+
+    values int32 [sum of lengths]; offsets uint32 [rows + 1], non-decreasing, first 0, last len(values).
+    """
+
+    values: Int32s
+    offsets: NDArray[np.uint32]
+
+    @classmethod
+    def from_rows(cls, rows: "list[list[int]] | list[tuple[int, ...]] | list[Int32s]") -> "Ragged":
+        """Pack rows of ints."""
+        offsets = np.zeros(len(rows) + 1, dtype=np.uint32)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        values = (
+            np.concatenate([np.asarray(row, dtype=np.int32) for row in rows])
+            if rows
+            else np.empty(0, dtype=np.int32)
+        )
+        return cls(values, offsets)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self.offsets) - 1
+
+    def row(self, index: int) -> Int32s:
+        """Values of one row, a view."""
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+
+def _no_handles() -> Uint64s:
+    return np.empty(0, dtype=np.uint64)
+
+
+def _no_ints() -> Int32s:
+    return np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NewRequest:
+    """A request the worker does not know: all its tokens, its blocks per KV group, how to sample it.
+
+    token_ids int32 [known tokens]: prompt first, then generated ones. block_ids: one int32 array
+    per KV cache group. num_computed_tokens: tokens whose KV already stands in those blocks.
+    """
+
+    handle: int
+    token_ids: Int32s
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    block_ids: tuple[Int32s, ...]
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CachedRequests:
+    """Requests the worker knows, as parallel columns of R rows.
+
+    handles uint64 [R]; num_computed_tokens int32 [R] before this step; new_block_ids: one Ragged of
+    R rows per KV group, appended to the block table; new_token_ids: Ragged of R rows, appended to
+    the known tokens before the step runs; token_source_steps uint64 [R], 0 = new_token_ids count.
+    """
+
+    handles: Uint64s
+    num_computed_tokens: Int32s
+    new_block_ids: tuple[Ragged, ...]
+    new_token_ids: Ragged
+    token_source_steps: Uint64s
+
+    @classmethod
+    def none(cls, *, num_groups: int = 1) -> "CachedRequests":
+        """No rows."""
+        empty = Ragged.from_rows([])
+        return cls(
+            handles=_no_handles(),
+            num_computed_tokens=_no_ints(),
+            new_block_ids=(empty,) * num_groups,
+            new_token_ids=empty,
+            token_source_steps=_no_handles(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SchedulerOutput:
+    """One scheduler decision, executed once by every rank of a replica.
+
+    num_scheduled_tokens int32 [rows], each at least 1, may be empty (a step without tokens).
+    finished_handles and preempted_handles uint64: dropped before anything is added.
+    """
+
+    step_id: StepId
+    base_step: int
+    new_requests: tuple[NewRequest, ...] = ()
+    cached_requests: CachedRequests = field(default_factory=CachedRequests.none)
+    num_scheduled_tokens: Int32s = field(default_factory=_no_ints)
+    finished_handles: Uint64s = field(default_factory=_no_handles)
+    preempted_handles: Uint64s = field(default_factory=_no_handles)
+    grammar_mask_follows: bool = False
+    want_state_digest: bool = False
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        """Tokens of the step."""
+        return int(self.num_scheduled_tokens.sum())
+
+    @property
+    def num_rows(self) -> int:
+        """Requests of the step."""
+        return len(self.num_scheduled_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimings:
+    """Where a step's time went on one rank, in nanoseconds of that rank's monotonic clock."""
+
+    compute_start_ns: int = 0
+    compute_end_ns: int = 0
+    wait_input_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Logprobs:
+    """Log-probabilities of P sampled positions with K alternatives, the chosen token in column 0.
+
+    token_ids int32 [P, K + 1]; logprobs float32 [P, K + 1], natural; ranks int32 [P], 1-based.
+    """
+
+    token_ids: Int32s
+    logprobs: Float32s
+    ranks: Int32s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelRunnerOutput:
+    """What a step produced on a last-stage rank, or the empty answer of a step without tokens.
+
+    handles uint64 [S] in row order, only requests that sampled; sampled_token_ids: Ragged of S rows;
+    logprobs: one position per sampled token in that order, when any request asked for them;
+    request_errors: (handle, message) of requests that failed alone.
+    """
+
+    key: StepKey
+    handles: Uint64s = field(default_factory=_no_handles)
+    sampled_token_ids: Ragged = field(default_factory=lambda: Ragged.from_rows([]))
+    logprobs: Logprobs | None = None
+    request_errors: tuple[tuple[int, str], ...] = ()
+    timings: StepTimings = StepTimings()
+    state_digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IntermediateTensors:
+    """What a stage hands to the next: descriptors, and the bytes when they travel inline.
+
+    inline None: the tensors travel on the tensor channel under the same key.
+    """
+
+    key: StepKey
+    descriptors: tuple[TensorDescriptor, ...]
+    inline: tuple[WireTensor, ...] | None = None
+    timings: StepTimings = StepTimings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutePending:
+    """The forward pass is done and its hidden states are kept; the sample phase is due."""
+
+    key: StepKey
+
+
+ExecuteResult = ModelRunnerOutput | IntermediateTensors | ExecutePending

@@ -1,0 +1,1 @@
+"""The service that schedules: plan, execute, commit; torch-free."""

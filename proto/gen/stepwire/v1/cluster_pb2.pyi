@@ -1,0 +1,58 @@
+from stepwire.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("rank", "address", "incarnation", "device", "first_layer", "end_layer", "parameter_bytes", "state", "cause")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    END_LAYER_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    rank: _worker_pb2.Rank
+    address: str
+    incarnation: str
+    device: str
+    first_layer: int
+    end_layer: int
+    parameter_bytes: int
+    state: str
+    cause: str
+    def __init__(self, rank: _Optional[_Union[_worker_pb2.Rank, _Mapping]] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., state: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("model", "serving", "epoch", "generation", "step", "workers", "num_waiting", "num_running", "num_blocks", "num_free_blocks")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    serving: bool
+    epoch: int
+    generation: int
+    step: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_free_blocks: int
+    def __init__(self, model: _Optional[str] = ..., serving: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ...) -> None: ...
