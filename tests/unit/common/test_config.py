@@ -1,0 +1,76 @@
+"""The slices: what they refuse when made, and the values they derive."""
+
+import pytest
+
+from common.config import (
+    CacheConfig,
+    ClusterConfig,
+    ModelConfig,
+    ScheduleConfig,
+    ServeConfig,
+    WorkerConfig,
+    split_address,
+)
+from common.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (ModelConfig, {"dtype": "int8"}, "dtype must be one of"),
+        (ModelConfig, {"model": ""}, "model must not be empty"),
+        (ModelConfig, {"max_model_len": 1}, "max_model_len must be at least 2"),
+        (CacheConfig, {"block_size": 0}, "block_size must be at least 1"),
+        (CacheConfig, {"num_blocks": 1}, "num_blocks must be at least 2"),
+        (CacheConfig, {"gpu_memory_utilization": 1.1}, r"must be in \(0, 1\]"),
+        (ScheduleConfig, {"max_steps_in_flight": 0}, "max_steps_in_flight must be at least 1"),
+        (ClusterConfig, {"executor": "mpi"}, "executor must be one of"),
+        (ClusterConfig, {"executor": "remote"}, "needs --workers"),
+        (ClusterConfig, {"executor": "local", "workers": ("a:1",)}, "goes with --executor remote"),
+        (ClusterConfig, {"executor": "uniproc", "pp": 2}, "use --executor local"),
+        (ClusterConfig, {"workers": ("a:1",), "pp": 2}, "does not match"),
+        (ClusterConfig, {"workers": ("a",)}, "workers must be HOST:PORT, not 'a'"),
+        (ClusterConfig, {"pp": 2, "devices": ("cpu",)}, "names 1 devices for 2 workers"),
+        (ServeConfig, {"grpc_port": -1}, "cannot be turned off"),
+        (ServeConfig, {"http_port": 65536}, "http_port must be a port number"),
+        (ServeConfig, {"drain_timeout": float("nan")}, "at least 0 seconds"),
+        (WorkerConfig, {"listen": "7001"}, "listen must be HOST:PORT"),
+        (WorkerConfig, {"threads": 0}, "threads must be at least 1"),
+    ],
+)
+def test_slice_refuses_what_cannot_work(kind, values, message):
+    """The error names the setting."""
+    with pytest.raises(ConfigError, match=message):
+        kind(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "stages"),
+    [
+        ({}, "local", 1),
+        ({"pp": 3}, "local", 3),
+        ({"workers": ("a:1", "b:2")}, "remote", 2),
+        ({"executor": "uniproc"}, "uniproc", 1),
+    ],
+)
+def test_executor_and_stages_follow_from_what_is_given(values, kind, stages):
+    """Addresses mean remote and count the stages; otherwise workers are started here."""
+    cluster = ClusterConfig(**values)
+    assert (cluster.executor_kind, cluster.num_stages) == (kind, stages)
+
+
+def test_one_step_in_flight_means_one_cohort():
+    """Cohorts never outnumber the steps in flight."""
+    assert ScheduleConfig().num_cohorts(4) == 4
+    assert ScheduleConfig(max_steps_in_flight=1).num_cohorts(4) == 1
+
+
+def test_tensor_socket_binds_the_host_of_the_grpc_port():
+    """Without an address of its own the tensor socket takes a free port of the same interface."""
+    assert WorkerConfig(listen="10.0.0.1:7001").tensor_bind == ("10.0.0.1", 0)
+    assert WorkerConfig(tensor_listen="10.0.0.2:7002").tensor_bind == ("10.0.0.2", 7002)
+
+
+def test_ipv6_address_loses_its_brackets():
+    """Brackets belong to the text, not to the host."""
+    assert split_address("listen", "[::1]:80") == ("::1", 80)
