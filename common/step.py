@@ -42,6 +42,13 @@ class StepKey:
     step_id: StepId
     phase: Phase
 
+    def __str__(self) -> str:
+        step_id = self.step_id
+        return (
+            f"step {step_id.step} {self.phase.name.lower()} "
+            f"(epoch {step_id.epoch}, generation {step_id.generation})"
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:

@@ -1,0 +1,1 @@
+"""How tensors get from one worker to the next: protocols, an in-memory version, ZMQ."""

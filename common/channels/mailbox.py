@@ -1,0 +1,169 @@
+"""The mailbox of a receiver: tensors by step key, bounded, of one generation at a time.
+
+Filled by whatever moves the bytes, emptied by the device thread. Knows nothing about sockets.
+"""
+
+import logging
+from dataclasses import dataclass
+from threading import Condition
+
+from common.channels.cancel import CancelToken
+from common.errors import Cancelled, DeadlineExceeded, TensorError
+from common.step import StepKey
+from common.tensors import WireTensor
+from common.worker_api import Rank
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelMember:
+    """One end of a channel: the generation it belongs to and its place in it."""
+
+    epoch: int
+    generation: int
+    rank: Rank
+
+    def is_upstream_of(self, other: "ChannelMember") -> bool:
+        """Whether this is a rank of the stage before the other's, in the same generation."""
+        return (
+            (self.epoch, self.generation) == (other.epoch, other.generation)
+            and self.rank.replica == other.rank.replica
+            and self.rank.stage == other.rank.stage - 1
+        )
+
+
+class Mailbox:
+    """Holds at most `capacity` unread deliveries of the current generation.
+
+    Whatever belongs to another generation, or comes from any but the previous stage, is dropped
+    and counted. A delivery that does not fit ends the generation's receives with TensorError: the
+    coordinator bounds the steps in flight, so it means that a frame would be lost.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._owner: ChannelMember | None = None
+        self._capacity = 0
+        self._deliveries: dict[StepKey, tuple[WireTensor, ...] | TensorError] = {}
+        self._failure: TensorError | None = None
+        self._greeted: set[Rank] = set()
+        self.num_refused = 0
+
+    def open(self, owner: ChannelMember, *, capacity: int) -> None:
+        """Forget everything and accept deliveries of the owner's generation."""
+        with self._changed:
+            self._reset(owner, capacity)
+
+    def shut(self) -> None:
+        """Forget everything and refuse all deliveries; a waiting `take` raises Cancelled."""
+        with self._changed:
+            self._reset(None, 0)
+
+    def _reset(self, owner: ChannelMember | None, capacity: int) -> None:
+        self._owner, self._capacity = owner, capacity
+        self._deliveries.clear()
+        self._greeted.clear()
+        self._failure = None
+        self._changed.notify_all()
+
+    def greet(self, sender: ChannelMember) -> None:
+        """Note that a sender has connected."""
+        with self._changed:
+            if self._accepts(sender):
+                self._greeted.add(sender.rank)
+
+    def deliver(
+        self, sender: ChannelMember, key: StepKey, tensors: tuple[WireTensor, ...] | TensorError
+    ) -> None:
+        """Leave the tensors of a key, or the error that took their place; never blocks."""
+        with self._changed:
+            if not self._accepts(sender):
+                return
+            if key in self._deliveries:
+                self._failure = TensorError(f"tensors of {key} arrived twice from {sender.rank}")
+            elif len(self._deliveries) >= self._capacity:
+                self._failure = TensorError(
+                    f"the tensor mailbox is full: {sender.rank} sent {key} while "
+                    f"{self._capacity} deliveries are unread"
+                )
+            else:
+                self._deliveries[key] = tensors
+            self._changed.notify_all()
+
+    def fail(self, error: TensorError) -> None:
+        """End this generation's receives with an error."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def take(self, key: StepKey, *, cancel: CancelToken, timeout: float) -> tuple[WireTensor, ...]:
+        """Wait for the tensors of a key, at most `timeout` seconds, and hand them over.
+
+        Raises Cancelled when the token is cancelled or the generation ends, TensorError when the
+        delivery is damaged or the mailbox overflowed, DeadlineExceeded when nothing came.
+        """
+        cancel.add_callback(self._wake)
+        try:
+            delivery = self._wait(key, cancel, timeout)
+        finally:
+            cancel.remove_callback(self._wake)
+        if isinstance(delivery, TensorError):
+            raise delivery
+        for tensor in delivery:
+            tensor.verify()
+        return delivery
+
+    def _wait(
+        self, key: StepKey, cancel: CancelToken, timeout: float
+    ) -> tuple[WireTensor, ...] | TensorError:
+        with self._changed:
+            owner = self._owner
+            self._changed.wait_for(
+                lambda: (
+                    cancel.is_cancelled
+                    or key in self._deliveries
+                    or self._failure is not None
+                    or self._owner is not owner
+                    or owner is None
+                ),
+                timeout,
+            )
+            cancel.raise_if_cancelled()
+            if owner is None or self._owner is not owner:
+                raise Cancelled(f"no tensors of {key}: this worker has left that generation")
+            if self._failure is not None:
+                raise self._failure
+            if key not in self._deliveries:
+                raise DeadlineExceeded(self._missing(key, timeout))
+            return self._deliveries.pop(key)
+
+    def _missing(self, key: StepKey, timeout: float) -> str:
+        told = "which is connected" if self._greeted else "which never connected"
+        return f"no tensors of {key} within {timeout:g} s from the previous stage, {told}"
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _accepts(self, sender: ChannelMember) -> bool:
+        if self._owner is not None and sender.is_upstream_of(self._owner):
+            return True
+        self.num_refused += 1
+        logger.warning(
+            "tensor frame refused", extra={"sender": str(sender), "receiver": str(self._owner)}
+        )
+        return False
+
+
+class MailboxReceiver:
+    """TensorReceiver on a mailbox."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def receive(
+        self, key: StepKey, *, cancel: CancelToken, timeout: float
+    ) -> tuple[WireTensor, ...]:
+        """Wait for the tensors of a key."""
+        return self._mailbox.take(key, cancel=cancel, timeout=timeout)

@@ -1,0 +1,1 @@
+"""Pure functions between the values of `common` and their protobuf spelling."""

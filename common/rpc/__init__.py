@@ -1,0 +1,1 @@
+"""gRPC plumbing both services share: errors, interceptors, servers, clients."""
