@@ -1,0 +1,1 @@
+"""Text in, tokens out, and back: values in, values out, no scheduling and no network."""

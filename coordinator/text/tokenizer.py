@@ -1,0 +1,82 @@
+"""One model's tokenizer: prompts to token ids off the event loop, token ids to bytes and text."""
+
+import asyncio
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer as TokenizerFile
+
+from common.errors import InvalidRequest, ModelError
+from common.model_folder import ModelFolder
+from coordinator.text.chat_template import ChatTemplate, ChatTurn
+from coordinator.text.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer
+from coordinator.text.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """Encodes prompts as `transformers` would and makes detokenizers; holds no request."""
+
+    def __init__(self, file: TokenizerFile, *, template: ChatTemplate | None) -> None:
+        """Wrap a loaded file, of which no other user may exist; template None: no conversations."""
+        # Files carry the settings of the training run; a prompt is never cut or padded here.
+        file.no_truncation()
+        file.no_padding()
+        self._file = file
+        self._template = template
+        self._vocabulary = Vocabulary(file)
+
+    @classmethod
+    def from_folder(cls, folder: ModelFolder) -> "Tokenizer":
+        """Read tokenizer.json of a model folder; blocks; raises ModelError when it cannot be read."""
+        path = folder.path / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{folder.path} holds no tokenizer.json")
+        try:
+            file = TokenizerFile.from_file(str(path))
+        except Exception as error:  # the library raises nothing more exact
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        return cls(file, template=_chat_template(folder))
+
+    async def encode_text(self, text: str) -> tuple[int, ...]:
+        """Encode a plain prompt, with the special tokens the model's post-processor adds."""
+        return await asyncio.to_thread(self._encode, text, add_special_tokens=True)
+
+    async def encode_chat(self, turns: Sequence[ChatTurn]) -> tuple[int, ...]:
+        """Render and encode a conversation; its special tokens are those the template writes.
+
+        Raises InvalidRequest when the model has no template or its template refuses the turns.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "messages need a chat template and the model has none: send a prompt instead",
+                param="messages",
+            )
+        return await asyncio.to_thread(self._encode_turns, self._template, turns)
+
+    def detokenizer(self) -> Detokenizer:
+        """Make the detokenizer of one output."""
+        vocabulary = self._vocabulary
+        if vocabulary.is_byte_level:
+            return ByteDetokenizer(vocabulary.token_bytes, is_text=vocabulary.is_text)
+        return PieceDetokenizer(self.decode, is_text=vocabulary.is_text, is_byte=vocabulary.is_byte)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Decode all tokens of an output at once, special tokens left out."""
+        return self._file.decode(token_ids, skip_special_tokens=True)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for on its own; a special token stands for its name."""
+        return self._vocabulary.token_bytes(token_id)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._file.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _encode_turns(self, template: ChatTemplate, turns: Sequence[ChatTurn]) -> tuple[int, ...]:
+        return self._encode(template.render(turns), add_special_tokens=False)
+
+
+def _chat_template(folder: ModelFolder) -> ChatTemplate | None:
+    if folder.chat_template is None:
+        return None
+    return ChatTemplate(
+        folder.chat_template, bos_token=folder.bos_token, eos_token=folder.eos_token
+    )
