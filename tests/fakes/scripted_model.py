@@ -1,0 +1,190 @@
+"""A model whose next token is a hash of all tokens before it, read through the block table.
+
+It keeps what a real worker keeps (known tokens, block tables, computed counts) and a paged store
+with one token per slot in place of keys and values, so a scheduler that hands out a wrong block,
+count or token either fails validation or changes the tokens that come out.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.errors import InvalidStep
+from common.requests import SamplingParams
+from common.step import Int32s, NewRequest, SchedulerOutput
+
+EMPTY_SLOT = -1
+
+
+def next_token(token_ids: Sequence[int] | Int32s, *, vocab_size: int = 256) -> int:
+    """Token that follows token_ids."""
+    return zlib.crc32(np.asarray(token_ids, dtype="<i4").tobytes()) % vocab_size
+
+
+def scripted_tokens(
+    prompt: Sequence[int], num_tokens: int, *, vocab_size: int = 256
+) -> tuple[int, ...]:
+    """The num_tokens tokens that follow a prompt when nothing ends the output earlier."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids, vocab_size=vocab_size))
+    return tuple(token_ids[len(prompt) :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """The sizes that LoadModel and InitializeKVCache fix: tokens, sequences, blocks."""
+
+    vocab_size: int = 256
+    block_size: int = 4
+    num_blocks: int = 64
+    max_model_len: int = 512
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRequest:
+    """One request as a worker holds it."""
+
+    handle: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    num_computed_tokens: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRow:
+    """A row of a step that sampled: its request after the step and the token that follows."""
+
+    request: KnownRequest
+    token_id: int
+
+
+class ScriptedModel:
+    """Request states and paged token store of one rank."""
+
+    def __init__(self, limits: ModelLimits) -> None:
+        self._limits = limits
+        self._slots = np.full(limits.num_blocks * limits.block_size, EMPTY_SLOT, dtype=np.int32)
+        self._requests: dict[int, KnownRequest] = {}
+
+    @property
+    def known_handles(self) -> frozenset[int]:
+        """Handles of the requests held."""
+        return frozenset(self._requests)
+
+    def forget_requests(self) -> None:
+        """Drop all request state; the paged store keeps its contents."""
+        self._requests = {}
+
+    def apply(self, output: SchedulerOutput) -> list[SampledRow]:
+        """Run one step; raises InvalidStep, with nothing changed, when it contradicts the state."""
+        held = self._without_dropped(output)
+        rows = self._rows(output, held)
+        counts = output.num_scheduled_tokens.tolist()
+        self._check_step(rows, counts, held)
+        for request, count in zip(rows, counts, strict=True):
+            self._store(request, count)
+            held[request.handle] = replace(
+                request, num_computed_tokens=request.num_computed_tokens + count
+            )
+        self._requests = held
+        return [
+            self._sample(held[row.handle])
+            for row in rows
+            if held[row.handle].num_computed_tokens == len(row.token_ids)
+        ]
+
+    def _without_dropped(self, output: SchedulerOutput) -> dict[int, KnownRequest]:
+        held = dict(self._requests)
+        dropped = [*output.finished_handles.tolist(), *output.preempted_handles.tolist()]
+        for handle in dropped:
+            if held.pop(handle, None) is None:
+                raise InvalidStep(f"handle {handle} is dropped but not known, or dropped twice")
+        return held
+
+    def _rows(self, output: SchedulerOutput, held: dict[int, KnownRequest]) -> list[KnownRequest]:
+        rows = [_admitted(request) for request in output.new_requests]
+        for row in rows:
+            if row.handle in held:
+                raise InvalidStep(f"handle {row.handle} is new but already known")
+        cached = output.cached_requests
+        for index, handle in enumerate(cached.handles.tolist()):
+            known = held.get(handle)
+            if known is None:
+                raise InvalidStep(f"handle {handle} is cached but not known")
+            if known.num_computed_tokens != cached.num_computed_tokens[index]:
+                raise InvalidStep(f"handle {handle}: the computed counts differ")
+            rows.append(
+                replace(
+                    known,
+                    token_ids=(*known.token_ids, *cached.new_token_ids.row(index).tolist()),
+                    block_ids=(*known.block_ids, *cached.new_block_ids[0].row(index).tolist()),
+                )
+            )
+        return rows
+
+    def _check_step(
+        self, rows: list[KnownRequest], counts: list[int], held: dict[int, KnownRequest]
+    ) -> None:
+        limits = self._limits
+        if len(rows) != len(counts) or len(rows) != len({row.handle for row in rows}):
+            raise InvalidStep("rows and counts differ in number, or a handle has two rows")
+        if sum(counts) > limits.max_num_batched_tokens or len(rows) > limits.max_num_seqs:
+            raise InvalidStep(f"{len(rows)} rows with {sum(counts)} tokens are over the budget")
+        for row, count in zip(rows, counts, strict=True):
+            self._check_row(row, count)
+        self._check_ownership({**held, **{row.handle: row for row in rows}})
+
+    def _check_row(self, row: KnownRequest, count: int) -> None:
+        limits = self._limits
+        end = row.num_computed_tokens + count
+        if count < 1 or end > len(row.token_ids) or end > limits.max_model_len:
+            raise InvalidStep(
+                f"handle {row.handle}: {count} tokens after {row.num_computed_tokens} computed "
+                f"of {len(row.token_ids)} known"
+            )
+        if end > len(row.block_ids) * limits.block_size:
+            raise InvalidStep(f"handle {row.handle}: its blocks do not cover {end} tokens")
+        if any(not 0 <= block < limits.num_blocks for block in row.block_ids):
+            raise InvalidStep(f"handle {row.handle}: a block id is out of range")
+        if any(not 0 <= token < limits.vocab_size for token in row.token_ids):
+            raise InvalidStep(f"handle {row.handle}: a token id is out of range")
+
+    def _check_ownership(self, requests: dict[int, KnownRequest]) -> None:
+        owners: dict[int, int] = {}
+        for request in requests.values():
+            for block in request.block_ids:
+                if block and owners.setdefault(block, request.handle) != request.handle:
+                    raise InvalidStep(f"block {block} belongs to two requests")
+
+    def _slots_of(self, request: KnownRequest, start: int, end: int) -> Int32s:
+        positions = np.arange(start, end)
+        table = np.asarray(request.block_ids, dtype=np.int32)
+        block_size = self._limits.block_size
+        return table[positions // block_size] * block_size + positions % block_size
+
+    def _store(self, request: KnownRequest, count: int) -> None:
+        start = request.num_computed_tokens
+        slots = self._slots_of(request, start, start + count)
+        self._slots[slots] = request.token_ids[start : start + count]
+
+    def _sample(self, request: KnownRequest) -> SampledRow:
+        context = self._slots[self._slots_of(request, 0, request.num_computed_tokens)]
+        return SampledRow(
+            request=request, token_id=next_token(context, vocab_size=self._limits.vocab_size)
+        )
+
+
+def _admitted(request: NewRequest) -> KnownRequest:
+    return KnownRequest(
+        handle=request.handle,
+        token_ids=tuple(request.token_ids.tolist()),
+        block_ids=tuple(request.block_ids[0].tolist()),
+        num_computed_tokens=request.num_computed_tokens,
+        sampling=request.sampling,
+    )

@@ -1,0 +1,428 @@
+"""A `WorkerApi` that computes with the scripted model: real protocol, no tensors, no processes.
+
+Stages run their own steps in order, and a stage after the first starts step n only when the stage
+before it has finished step n. A stage can be slow, fail a step, fail one request, or be lost.
+"""
+
+import asyncio
+from asyncio import Future
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from common.errors import Fenced, NeedResync, ServiceError, WorkerLost, WrongOrder, WrongState
+from common.step import (
+    ExecutePending,
+    ExecuteResult,
+    IntermediateTensors,
+    Logprobs,
+    ModelRunnerOutput,
+    Phase,
+    Ragged,
+    SchedulerOutput,
+    StepId,
+    StepKey,
+)
+from common.tensors import DType, WireTensor, wire_tensor
+from common.worker_api import (
+    PROTOCOL_VERSION,
+    Authority,
+    BeginGeneration,
+    ExecuteModel,
+    GenerationReport,
+    KVCacheGroup,
+    KVCacheReport,
+    KVCacheSpec,
+    LoadModel,
+    LoadReport,
+    MemoryBudget,
+    MemoryReport,
+    Peer,
+    Rank,
+    WorkerInfo,
+)
+from tests.fakes.scripted_model import ModelLimits, SampledRow, ScriptedModel
+
+PARAMETER_BYTES_PER_LAYER = 1000
+BYTES_PER_BLOCK = 1024
+NEXT_STATE = {
+    ("CREATED", "init_device"): "DEVICE_READY",
+    ("DEVICE_READY", "load_model"): "MODEL_LOADED",
+    ("MODEL_LOADED", "determine_available_memory"): "MODEL_LOADED",
+    ("MODEL_LOADED", "get_kv_cache_spec"): "MODEL_LOADED",
+    ("MODEL_LOADED", "initialize_kv_cache"): "CACHE_READY",
+    ("CACHE_READY", "compile_or_warm_up"): "WARM",
+    ("WARM", "begin_generation"): "JOINED",
+    ("JOINED", "connect_peers"): "SERVING",
+    ("SERVING", "end_generation"): "WARM",
+    ("JOINED", "end_generation"): "WARM",
+    ("SERVING", "run_step"): "SERVING",
+}
+
+
+class StageHandoff:
+    """Which stage has finished which step; stands for the tensor channels of a pipeline."""
+
+    def __init__(self) -> None:
+        self._finished: dict[tuple[int, StepId], asyncio.Event] = {}
+
+    def finish(self, stage: int, step_id: StepId) -> None:
+        """Say that a stage has finished a step."""
+        self._event(stage, step_id).set()
+
+    async def wait(self, stage: int, step_id: StepId) -> None:
+        """Wait until a stage has finished a step, then forget it."""
+        await self._event(stage, step_id).wait()
+        del self._finished[stage, step_id]
+
+    def _event(self, stage: int, step_id: StepId) -> asyncio.Event:
+        return self._finished.setdefault((stage, step_id), asyncio.Event())
+
+
+class ScriptedWorker:
+    """One rank of a scripted pipeline.
+
+    step_seconds: what the execute phase of a step with tokens takes. sleep: how it waits for that.
+    poison_token_id: a request that holds this token fails alone instead of sampling.
+    """
+
+    def __init__(
+        self,
+        *,
+        handoff: StageHandoff | None = None,
+        vocab_size: int = 256,
+        step_seconds: float = 0.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        poison_token_id: int | None = None,
+        address: str = "scripted:0",
+    ) -> None:
+        self.address = address
+        self.executed: list[SchedulerOutput] = []
+        self._handoff = handoff or StageHandoff()
+        self._vocab_size = vocab_size
+        self._step_seconds = step_seconds
+        self._sleep = sleep
+        self._poison_token_id = poison_token_id
+        self._state = "CREATED"
+        self._authority = Authority(coordinator_id="", epoch=0)
+        self._generation = 0
+        self._rank = Rank()
+        self._is_last = True
+        self._load: LoadModel | None = None
+        self._model = ScriptedModel(ModelLimits())
+        self._last_step = 0
+        self._due: tuple[SchedulerOutput, list[SampledRow]] | None = None
+        self._failures: dict[int, ServiceError] = {}
+        self._queue: asyncio.Queue[tuple[SchedulerOutput, bool, Future[ExecuteResult]]]
+        self._runner: asyncio.Task[None] | None = None
+        self._unanswered: set[Future[ExecuteResult]] = set()
+        self._lost_callbacks: list[Callable[[str], None]] = []
+        self._lost_cause: str | None = None
+
+    @property
+    def known_handles(self) -> frozenset[int]:
+        """Handles of the requests this worker holds."""
+        return self._model.known_handles
+
+    def fail_step(self, step: int, error: ServiceError) -> None:
+        """Let the step with this number fail with error when its turn comes."""
+        self._failures[step] = error
+
+    def lose(self, cause: str) -> None:
+        """Be gone: every unanswered and later call fails with WorkerLost, the callbacks hear why."""
+        self._lost_cause = cause
+        for future in list(self._unanswered):
+            if not future.done():
+                future.set_exception(WorkerLost(cause))
+        for callback in self._lost_callbacks:
+            callback(cause)
+
+    async def describe(self) -> WorkerInfo:
+        """Describe a CPU worker of this protocol version."""
+        self._check_alive()
+        return WorkerInfo(
+            protocol_min=PROTOCOL_VERSION,
+            protocol_max=PROTOCOL_VERSION,
+            build="scripted",
+            incarnation=f"{id(self):x}",
+            device="scripted",
+            memory_bytes=1 << 30,
+            dtypes=("float32",),
+            tensor_endpoint=self.address,
+            state=self._state,
+            epoch=self._authority.epoch,
+            generation=self._generation,
+            num_threads=1,
+        )
+
+    async def init_device(self, authority: Authority) -> str:
+        """Become DEVICE_READY."""
+        self._command(authority, "init_device")
+        return "scripted"
+
+    async def load_model(self, authority: Authority, request: LoadModel) -> LoadReport:
+        """Take the sizes and the place; a layer counts PARAMETER_BYTES_PER_LAYER."""
+        self._command(authority, "load_model")
+        self._load = request
+        self._rank = request.rank
+        self._is_last = request.rank.stage == request.layout.num_stages - 1
+        num_bytes = (request.end_layer - request.first_layer) * PARAMETER_BYTES_PER_LAYER
+        return LoadReport(
+            parameter_bytes=num_bytes,
+            bytes_read=num_bytes,
+            tensors_read=request.end_layer - request.first_layer,
+            weights_digest="scripted",
+            dtype="float32",
+            seconds=0.0,
+        )
+
+    async def determine_available_memory(
+        self, authority: Authority, budget: MemoryBudget
+    ) -> MemoryReport:
+        """Offer the whole budget."""
+        self._command(authority, "determine_available_memory")
+        return MemoryReport(
+            kv_cache_bytes=budget.kv_cache_bytes or 1 << 20,
+            activation_bytes=0,
+            profile_seconds=0.0,
+        )
+
+    async def get_kv_cache_spec(self, authority: Authority) -> KVCacheSpec:
+        """One full-attention group with BYTES_PER_BLOCK bytes a block."""
+        self._command(authority, "get_kv_cache_spec")
+        load = self._loaded()
+        group = KVCacheGroup(
+            kind="full_attention",
+            num_layers=load.end_layer - load.first_layer,
+            num_kv_heads=1,
+            head_size=1,
+            bytes_per_block=BYTES_PER_BLOCK,
+        )
+        return KVCacheSpec(block_size=load.block_size, groups=(group,))
+
+    async def initialize_kv_cache(self, authority: Authority, num_blocks: int) -> KVCacheReport:
+        """Make an empty paged store."""
+        self._command(authority, "initialize_kv_cache")
+        load = self._loaded()
+        self._model = ScriptedModel(
+            ModelLimits(
+                vocab_size=self._vocab_size,
+                block_size=load.block_size,
+                num_blocks=num_blocks,
+                max_model_len=load.max_model_len,
+                max_num_batched_tokens=load.max_num_batched_tokens,
+                max_num_seqs=load.max_num_seqs,
+            )
+        )
+        return KVCacheReport(kv_id="scripted", kv_cache_bytes=num_blocks * BYTES_PER_BLOCK)
+
+    async def compile_or_warm_up(self, authority: Authority) -> float:
+        """Become WARM."""
+        self._command(authority, "compile_or_warm_up")
+        return 0.0
+
+    async def begin_generation(
+        self, authority: Authority, request: BeginGeneration
+    ) -> GenerationReport:
+        """Forget all requests and count steps from 1 again."""
+        self._command(authority, "begin_generation")
+        self._generation = request.generation
+        self._rank = request.rank
+        self._is_last = request.rank.stage == request.layout.num_stages - 1
+        self._last_step = 0
+        self._due = None
+        self._model.forget_requests()
+        self._queue = asyncio.Queue()
+        self._runner = asyncio.create_task(self._run_queued(), name=f"scripted {request.rank}")
+        return GenerationReport(incarnation="scripted", kv_id="scripted", weights_digest="scripted")
+
+    async def connect_peers(
+        self, authority: Authority, generation: int, peers: tuple[Peer, ...]
+    ) -> None:
+        """Become SERVING; the shared handoff is the connection."""
+        self._command(authority, "connect_peers")
+
+    async def end_generation(self, authority: Authority, generation: int) -> None:
+        """Become WARM again."""
+        self._command(authority, "end_generation")
+        await self._stop_runner()
+
+    async def execute_model(self, request: ExecuteModel) -> ExecuteResult:
+        """Run the execute phase at once; inline tensors stand for the stage before."""
+        is_fed = request.intermediate_tensors is not None
+        return await self._execute(
+            request.scheduler_output, is_fed=is_fed, is_inline=request.inline_reply
+        )
+
+    async def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+        """Sample the step that was executed last."""
+        self._check_alive()
+        if self._due is None or self._due[0].step_id != step_id:
+            raise WrongOrder(f"step {step_id.step} was not executed, so it cannot be sampled")
+        output, rows = self._due
+        self._due = None
+        return self._runner_output(output, rows)
+
+    def submit_step(self, output: SchedulerOutput, *, sample: bool) -> "Future[ExecuteResult]":
+        """Queue the step for the runner task."""
+        future: Future[ExecuteResult] = asyncio.get_running_loop().create_future()
+        if self._lost_cause is not None:
+            future.set_exception(WorkerLost(self._lost_cause))
+            return future
+        self._unanswered.add(future)
+        future.add_done_callback(self._unanswered.discard)
+        self._queue.put_nowait((output, sample, future))
+        return future
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """Remember whom to tell."""
+        self._lost_callbacks.append(callback)
+
+    async def close(self) -> None:
+        """Stop the runner task."""
+        await self._stop_runner()
+
+    def _check_alive(self) -> None:
+        if self._lost_cause is not None:
+            raise WorkerLost(self._lost_cause)
+
+    def _command(self, authority: Authority, call: str) -> None:
+        self._check_alive()
+        if authority.epoch < self._authority.epoch:
+            raise Fenced(f"epoch {authority.epoch} is older than {self._authority.epoch}")
+        self._authority = authority
+        self._move(call)
+
+    def _move(self, call: str) -> None:
+        following = NEXT_STATE.get((self._state, call))
+        if following is None:
+            raise WrongState(f"{call} is not legal in state {self._state}")
+        self._state = following
+
+    def _loaded(self) -> LoadModel:
+        assert self._load is not None, "the state table puts load_model first"
+        return self._load
+
+    async def _stop_runner(self) -> None:
+        if self._runner is None:
+            return
+        self._runner.cancel()
+        await asyncio.gather(self._runner, return_exceptions=True)
+        self._runner = None
+        for future in list(self._unanswered):
+            future.cancel()
+
+    async def _run_queued(self) -> None:
+        while True:
+            output, is_sampling, future = await self._queue.get()
+            try:
+                result = await self._execute(output, is_fed=False, is_inline=False)
+                if is_sampling and isinstance(result, ExecutePending):
+                    result = await self.sample_tokens(output.step_id)
+            except ServiceError as error:
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+    async def _execute(
+        self, output: SchedulerOutput, *, is_fed: bool, is_inline: bool
+    ) -> ExecuteResult:
+        self._check_step(output)
+        failure = self._failures.pop(output.step_id.step, None)
+        if failure is not None:
+            raise failure
+        rows = self._model.apply(output)
+        self._last_step = output.step_id.step
+        self.executed.append(output)
+        key = StepKey(step_id=output.step_id, phase=Phase.EXECUTE)
+        if not output.num_rows:
+            return ModelRunnerOutput(key=key)
+        if self._rank.stage > 0 and not is_fed:
+            await self._handoff.wait(self._rank.stage - 1, output.step_id)
+        await self._sleep(self._step_seconds)
+        if not self._is_last:
+            self._handoff.finish(self._rank.stage, output.step_id)
+            return _intermediate_tensors(output, key, is_inline=is_inline)
+        self._due = (output, rows)
+        return ExecutePending(key=key)
+
+    def _check_step(self, output: SchedulerOutput) -> None:
+        self._check_alive()
+        step_id = output.step_id
+        if (step_id.epoch, step_id.generation) != (self._authority.epoch, self._generation):
+            raise Fenced(f"step {step_id} is not of generation {self._generation}")
+        self._move("run_step")
+        if self._due is not None:
+            raise WrongOrder(f"step {self._due[0].step_id.step} was executed but not sampled")
+        if output.base_step != self._last_step or step_id.step <= self._last_step:
+            raise NeedResync(f"step {output.base_step} is not the last applied {self._last_step}")
+
+    def _runner_output(self, output: SchedulerOutput, rows: list[SampledRow]) -> ModelRunnerOutput:
+        poisoned = [row for row in rows if self._poison_token_id in row.request.token_ids]
+        healthy = [row for row in rows if row not in poisoned]
+        return ModelRunnerOutput(
+            key=StepKey(step_id=output.step_id, phase=Phase.SAMPLE),
+            handles=np.array([row.request.handle for row in healthy], dtype=np.uint64),
+            sampled_token_ids=Ragged.from_rows([[row.token_id] for row in healthy]),
+            logprobs=_scripted_logprobs(healthy, vocab_size=self._vocab_size),
+            request_errors=tuple((row.request.handle, "poisoned prompt") for row in poisoned),
+        )
+
+
+def scripted_pipeline(
+    num_stages: int,
+    *,
+    step_seconds: float = 0.0,
+    vocab_size: int = 256,
+    poison_token_id: int | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> list[ScriptedWorker]:
+    """Workers of one pipeline in stage order, joined by one handoff."""
+    handoff = StageHandoff()
+    return [
+        ScriptedWorker(
+            handoff=handoff,
+            vocab_size=vocab_size,
+            step_seconds=step_seconds,
+            sleep=sleep,
+            poison_token_id=poison_token_id,
+            address=f"scripted:{stage}",
+        )
+        for stage in range(num_stages)
+    ]
+
+
+def _intermediate_tensors(
+    output: SchedulerOutput, key: StepKey, *, is_inline: bool
+) -> IntermediateTensors:
+    num_tokens = output.total_num_scheduled_tokens
+    zeros = np.zeros((num_tokens, 1), dtype="<f4")
+    tensor: WireTensor = wire_tensor(
+        name="hidden_states",
+        dtype=DType.FLOAT32,
+        shape=(num_tokens, 1),
+        buffer=memoryview(zeros.tobytes()),
+    )
+    return IntermediateTensors(
+        key=key,
+        descriptors=(tensor.descriptor,),
+        inline=(tensor,) if is_inline else None,
+    )
+
+
+def _scripted_logprobs(rows: list[SampledRow], *, vocab_size: int) -> Logprobs | None:
+    """The chosen token has rank 1; the best alternatives are the chosen id and its successors."""
+    wanted = [row.request.sampling.num_logprobs for row in rows]
+    if all(count is None for count in wanted):
+        return None
+    offsets = np.arange(1 + max(count or 0 for count in wanted), dtype=np.int32)
+    offsets[1:] -= 1  # the best alternative is the chosen token itself
+    chosen = np.array([row.token_id for row in rows], dtype=np.int32)
+    token_ids = (chosen[:, None] + offsets[None, :]) % vocab_size
+    return Logprobs(
+        token_ids=token_ids.astype(np.int32),
+        logprobs=np.broadcast_to(-(offsets + 1).astype(np.float32), token_ids.shape).copy(),
+        ranks=np.ones(len(rows), dtype=np.int32),
+    )
