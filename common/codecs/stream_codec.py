@@ -1,0 +1,144 @@
+"""Protobuf spelling of the execute and sample calls, unary and as items of the step stream."""
+
+from stepwire.v1 import worker_pb2 as pb
+
+from common.codecs.result_codec import (
+    decode_intermediate_tensors,
+    decode_model_runner_output,
+    decode_step_error,
+    encode_intermediate_tensors,
+    encode_model_runner_output,
+    encode_step_error,
+)
+from common.codecs.step_codec import (
+    decode_scheduler_output,
+    decode_step_key,
+    encode_scheduler_output,
+    encode_step_key,
+)
+from common.errors import InvalidStep, ServiceError
+from common.step import (
+    ExecutePending,
+    ExecuteResult,
+    IntermediateTensors,
+    ModelRunnerOutput,
+    Phase,
+    StepId,
+    StepKey,
+)
+from common.worker_api import ExecuteModel
+
+
+def encode_execute_model(request: ExecuteModel) -> pb.ExecuteModelRequest:
+    """Spell an execute phase."""
+    tensors = request.intermediate_tensors
+    return pb.ExecuteModelRequest(
+        scheduler_output=encode_scheduler_output(request.scheduler_output),
+        intermediate_tensors=None if tensors is None else encode_intermediate_tensors(tensors),
+        inline_reply=request.inline_reply,
+    )
+
+
+def decode_execute_model(request: pb.ExecuteModelRequest) -> ExecuteModel:
+    """Read an execute phase."""
+    return ExecuteModel(
+        scheduler_output=decode_scheduler_output(request.scheduler_output),
+        intermediate_tensors=(
+            decode_intermediate_tensors(request.intermediate_tensors)
+            if request.HasField("intermediate_tensors")
+            else None
+        ),
+        inline_reply=request.inline_reply,
+    )
+
+
+def encode_execute_result(result: ExecuteResult) -> pb.ExecuteModelResponse:
+    """Spell the answer to an execute phase; ExecutePending has neither result."""
+    response = pb.ExecuteModelResponse(key=encode_step_key(result.key))
+    match result:
+        case IntermediateTensors():
+            response.intermediate_tensors.CopyFrom(encode_intermediate_tensors(result))
+        case ModelRunnerOutput():
+            response.model_runner_output.CopyFrom(encode_model_runner_output(result))
+        case ExecutePending():
+            pass
+    return response
+
+
+def decode_execute_result(response: pb.ExecuteModelResponse) -> ExecuteResult:
+    """Read the answer to an execute phase."""
+    match response.WhichOneof("result"):
+        case "intermediate_tensors":
+            return decode_intermediate_tensors(response.intermediate_tensors)
+        case "model_runner_output":
+            return decode_model_runner_output(response.model_runner_output)
+        case _:
+            return ExecutePending(key=decode_step_key(response.key))
+
+
+def encode_sample_tokens(step_id: StepId) -> pb.SampleTokensRequest:
+    """Spell a sample phase."""
+    return pb.SampleTokensRequest(key=encode_step_key(StepKey(step_id=step_id, phase=Phase.SAMPLE)))
+
+
+def decode_sample_tokens(request: pb.SampleTokensRequest) -> StepId:
+    """Read a sample phase, whose key must say so."""
+    key = decode_step_key(request.key)
+    if key.phase is not Phase.SAMPLE:
+        raise InvalidStep(f"key.phase: {key} does not ask for a sample phase")
+    return key.step_id
+
+
+def encode_sample_result(output: ModelRunnerOutput) -> pb.SampleTokensResponse:
+    """Spell the answer to a sample phase."""
+    return pb.SampleTokensResponse(model_runner_output=encode_model_runner_output(output))
+
+
+def decode_sample_result(response: pb.SampleTokensResponse) -> ModelRunnerOutput:
+    """Read the answer to a sample phase."""
+    return decode_model_runner_output(response.model_runner_output)
+
+
+def encode_stream_item(request: ExecuteModel | StepId, *, sample: bool) -> pb.RunStepsRequest:
+    """Spell one item of the step stream; `sample`: the sample phase follows the execute phase."""
+    if isinstance(request, StepId):
+        return pb.RunStepsRequest(sample=encode_sample_tokens(request))
+    return pb.RunStepsRequest(execute=encode_execute_model(request), sample_with_execute=sample)
+
+
+def decode_stream_item(item: pb.RunStepsRequest) -> tuple[ExecuteModel | StepId, bool]:
+    """Read one item of the step stream: the phase, and whether its answer is a sample phase's."""
+    match item.WhichOneof("item"):
+        case "execute":
+            return decode_execute_model(item.execute), item.sample_with_execute
+        case "sample":
+            return decode_sample_tokens(item.sample), True
+        case _:
+            raise InvalidStep("item: the request is empty")
+
+
+def encode_stream_answer(answer: ExecuteResult | ServiceError, key: StepKey) -> pb.RunStepsResponse:
+    """Spell one answer of the step stream: to `key`, which says whether it is a sample phase's."""
+    if isinstance(answer, ServiceError):
+        return pb.RunStepsResponse(error=encode_step_error(answer, key))
+    if key.phase is Phase.SAMPLE:
+        assert isinstance(answer, ModelRunnerOutput)
+        return pb.RunStepsResponse(sample=encode_sample_result(answer))
+    return pb.RunStepsResponse(execute=encode_execute_result(answer))
+
+
+def decode_stream_answer(
+    response: pb.RunStepsResponse,
+) -> tuple[StepKey, ExecuteResult | ServiceError]:
+    """Read one answer of the step stream: the key it answers, and the result or error."""
+    match response.WhichOneof("item"):
+        case "execute":
+            result = decode_execute_result(response.execute)
+            return decode_step_key(response.execute.key), result
+        case "sample":
+            output = decode_sample_result(response.sample)
+            return output.key, output
+        case "error":
+            return decode_step_key(response.error.key), decode_step_error(response.error)
+        case _:
+            raise InvalidStep("item: the answer is empty")

@@ -1,0 +1,323 @@
+"""Protobuf spelling of the values of `common.worker_api`: control calls and their answers.
+
+Every mutating request carries an Authority, read on its own by `decode_authority(request.authority)`.
+Values that cannot be meant raise InvalidRequest naming the field.
+"""
+
+from stepwire.v1 import worker_pb2 as pb
+
+from common.errors import InvalidRequest
+from common.worker_api import (
+    Authority,
+    BeginGeneration,
+    GenerationReport,
+    KVCacheGroup,
+    KVCacheReport,
+    KVCacheSpec,
+    Layout,
+    LoadModel,
+    LoadReport,
+    MemoryBudget,
+    MemoryReport,
+    Peer,
+    Rank,
+    WorkerInfo,
+)
+
+
+def _require(is_valid: bool, field: str, rule: str) -> None:  # noqa: FBT001 - reads as an assertion
+    if not is_valid:
+        raise InvalidRequest(f"{field} {rule}", param=field)
+
+
+def encode_rank(rank: Rank) -> pb.Rank:
+    """Spell a rank."""
+    return pb.Rank(replica=rank.replica, stage=rank.stage, tensor_parallel=rank.tensor_parallel)
+
+
+def decode_rank(rank: pb.Rank) -> Rank:
+    """Read a rank."""
+    return Rank(replica=rank.replica, stage=rank.stage, tensor_parallel=rank.tensor_parallel)
+
+
+def encode_layout(layout: Layout) -> pb.Layout:
+    """Spell a replica's shape."""
+    return pb.Layout(num_stages=layout.num_stages, tensor_parallel_size=layout.tensor_parallel_size)
+
+
+def decode_layout(layout: pb.Layout) -> Layout:
+    """Read a replica's shape."""
+    _require(layout.num_stages >= 1, "layout.num_stages", "must be at least 1")
+    _require(layout.tensor_parallel_size >= 1, "layout.tensor_parallel_size", "must be at least 1")
+    return Layout(num_stages=layout.num_stages, tensor_parallel_size=layout.tensor_parallel_size)
+
+
+def _decode_place(rank: pb.Rank, layout: pb.Layout) -> tuple[Rank, Layout]:
+    place, shape = decode_rank(rank), decode_layout(layout)
+    _require(place.stage < shape.num_stages, "rank.stage", "must be a stage of the layout")
+    _require(
+        place.tensor_parallel < shape.tensor_parallel_size,
+        "rank.tensor_parallel",
+        "must be an index of the layout",
+    )
+    return place, shape
+
+
+def encode_authority(authority: Authority) -> pb.Authority:
+    """Spell who commands."""
+    return pb.Authority(coordinator_id=authority.coordinator_id, epoch=authority.epoch)
+
+
+def decode_authority(authority: pb.Authority) -> Authority:
+    """Read who commands."""
+    _require(bool(authority.coordinator_id), "authority.coordinator_id", "must not be empty")
+    _require(authority.epoch >= 1, "authority.epoch", "must be at least 1")
+    return Authority(coordinator_id=authority.coordinator_id, epoch=authority.epoch)
+
+
+def encode_worker_info(info: WorkerInfo) -> pb.DescribeResponse:
+    """Spell what a worker says of itself."""
+    return pb.DescribeResponse(
+        protocol_min=info.protocol_min,
+        protocol_max=info.protocol_max,
+        build=info.build,
+        incarnation=info.incarnation,
+        device=info.device,
+        memory_bytes=info.memory_bytes,
+        dtypes=info.dtypes,
+        tensor_endpoint=info.tensor_endpoint,
+        state=info.state,
+        epoch=info.epoch,
+        generation=info.generation,
+        num_threads=info.num_threads,
+    )
+
+
+def decode_worker_info(info: pb.DescribeResponse) -> WorkerInfo:
+    """Read what a worker says of itself."""
+    return WorkerInfo(
+        protocol_min=info.protocol_min,
+        protocol_max=info.protocol_max,
+        build=info.build,
+        incarnation=info.incarnation,
+        device=info.device,
+        memory_bytes=info.memory_bytes,
+        dtypes=tuple(info.dtypes),
+        tensor_endpoint=info.tensor_endpoint,
+        state=info.state,
+        epoch=info.epoch,
+        generation=info.generation,
+        num_threads=info.num_threads,
+    )
+
+
+def encode_load_model(request: LoadModel, *, authority: Authority) -> pb.LoadModelRequest:
+    """Spell which slice of which model to read."""
+    return pb.LoadModelRequest(
+        authority=encode_authority(authority),
+        model=request.model,
+        dtype=request.dtype,
+        rank=encode_rank(request.rank),
+        layout=encode_layout(request.layout),
+        first_layer=request.first_layer,
+        end_layer=request.end_layer,
+        max_model_len=request.max_model_len,
+        max_num_batched_tokens=request.max_num_batched_tokens,
+        max_num_seqs=request.max_num_seqs,
+        block_size=request.block_size,
+    )
+
+
+def decode_load_model(request: pb.LoadModelRequest) -> LoadModel:
+    """Read which slice of which model to read; sizes are at least 1 and the slice is not empty."""
+    rank, layout = _decode_place(request.rank, request.layout)
+    _require(request.first_layer < request.end_layer, "end_layer", "must be after first_layer")
+    for field in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"):
+        _require(getattr(request, field) >= 1, field, "must be at least 1")
+    return LoadModel(
+        model=request.model,
+        dtype=request.dtype,
+        rank=rank,
+        layout=layout,
+        first_layer=request.first_layer,
+        end_layer=request.end_layer,
+        max_model_len=request.max_model_len,
+        max_num_batched_tokens=request.max_num_batched_tokens,
+        max_num_seqs=request.max_num_seqs,
+        block_size=request.block_size,
+    )
+
+
+def encode_load_report(report: LoadReport) -> pb.LoadModelResponse:
+    """Spell what was read."""
+    return pb.LoadModelResponse(
+        parameter_bytes=report.parameter_bytes,
+        bytes_read=report.bytes_read,
+        tensors_read=report.tensors_read,
+        weights_digest=report.weights_digest,
+        dtype=report.dtype,
+        seconds=report.seconds,
+    )
+
+
+def decode_load_report(report: pb.LoadModelResponse) -> LoadReport:
+    """Read what was read."""
+    return LoadReport(
+        parameter_bytes=report.parameter_bytes,
+        bytes_read=report.bytes_read,
+        tensors_read=report.tensors_read,
+        weights_digest=report.weights_digest,
+        dtype=report.dtype,
+        seconds=report.seconds,
+    )
+
+
+def encode_memory_budget(
+    budget: MemoryBudget, *, authority: Authority
+) -> pb.DetermineAvailableMemoryRequest:
+    """Spell how much the KV cache may use; the share is rounded to float32."""
+    return pb.DetermineAvailableMemoryRequest(
+        authority=encode_authority(authority),
+        kv_cache_bytes=budget.kv_cache_bytes,
+        gpu_memory_utilization=budget.gpu_memory_utilization,
+    )
+
+
+def decode_memory_budget(request: pb.DetermineAvailableMemoryRequest) -> MemoryBudget:
+    """Read how much the KV cache may use."""
+    share = request.gpu_memory_utilization
+    _require(0 < share <= 1, "gpu_memory_utilization", f"must be in (0, 1], not {share}")
+    return MemoryBudget(
+        kv_cache_bytes=request.kv_cache_bytes if request.HasField("kv_cache_bytes") else None,
+        gpu_memory_utilization=share,
+    )
+
+
+def encode_memory_report(report: MemoryReport) -> pb.DetermineAvailableMemoryResponse:
+    """Spell what the profile run found."""
+    return pb.DetermineAvailableMemoryResponse(
+        kv_cache_bytes=report.kv_cache_bytes,
+        activation_bytes=report.activation_bytes,
+        profile_seconds=report.profile_seconds,
+    )
+
+
+def decode_memory_report(report: pb.DetermineAvailableMemoryResponse) -> MemoryReport:
+    """Read what the profile run found."""
+    return MemoryReport(
+        kv_cache_bytes=report.kv_cache_bytes,
+        activation_bytes=report.activation_bytes,
+        profile_seconds=report.profile_seconds,
+    )
+
+
+def encode_kv_cache_spec(spec: KVCacheSpec) -> pb.GetKVCacheSpecResponse:
+    """Spell what a KV cache is made of."""
+    return pb.GetKVCacheSpecResponse(
+        block_size=spec.block_size,
+        groups=[
+            pb.KVCacheGroup(
+                kind=group.kind,
+                num_layers=group.num_layers,
+                num_kv_heads=group.num_kv_heads,
+                head_size=group.head_size,
+                bytes_per_block=group.bytes_per_block,
+            )
+            for group in spec.groups
+        ],
+    )
+
+
+def decode_kv_cache_spec(spec: pb.GetKVCacheSpecResponse) -> KVCacheSpec:
+    """Read what a KV cache is made of."""
+    return KVCacheSpec(
+        block_size=spec.block_size,
+        groups=tuple(
+            KVCacheGroup(
+                kind=group.kind,
+                num_layers=group.num_layers,
+                num_kv_heads=group.num_kv_heads,
+                head_size=group.head_size,
+                bytes_per_block=group.bytes_per_block,
+            )
+            for group in spec.groups
+        ),
+    )
+
+
+def encode_kv_cache_report(report: KVCacheReport) -> pb.InitializeKVCacheResponse:
+    """Spell that the cache stands."""
+    return pb.InitializeKVCacheResponse(kv_id=report.kv_id, kv_cache_bytes=report.kv_cache_bytes)
+
+
+def decode_kv_cache_report(report: pb.InitializeKVCacheResponse) -> KVCacheReport:
+    """Read that the cache stands."""
+    return KVCacheReport(kv_id=report.kv_id, kv_cache_bytes=report.kv_cache_bytes)
+
+
+def encode_begin_generation(
+    request: BeginGeneration, *, authority: Authority
+) -> pb.BeginGenerationRequest:
+    """Spell the start of a generation."""
+    return pb.BeginGenerationRequest(
+        authority=encode_authority(authority),
+        generation=request.generation,
+        rank=encode_rank(request.rank),
+        layout=encode_layout(request.layout),
+        max_steps_in_flight=request.max_steps_in_flight,
+    )
+
+
+def decode_begin_generation(request: pb.BeginGenerationRequest) -> BeginGeneration:
+    """Read the start of a generation."""
+    rank, layout = _decode_place(request.rank, request.layout)
+    _require(request.generation >= 1, "generation", "must be at least 1")
+    _require(request.max_steps_in_flight >= 1, "max_steps_in_flight", "must be at least 1")
+    return BeginGeneration(
+        generation=request.generation,
+        rank=rank,
+        layout=layout,
+        max_steps_in_flight=request.max_steps_in_flight,
+    )
+
+
+def encode_generation_report(report: GenerationReport) -> pb.BeginGenerationResponse:
+    """Spell the ids of a worker that joined."""
+    return pb.BeginGenerationResponse(
+        incarnation=report.incarnation,
+        kv_id=report.kv_id,
+        weights_digest=report.weights_digest,
+    )
+
+
+def decode_generation_report(report: pb.BeginGenerationResponse) -> GenerationReport:
+    """Read the ids of a worker that joined."""
+    return GenerationReport(
+        incarnation=report.incarnation,
+        kv_id=report.kv_id,
+        weights_digest=report.weights_digest,
+    )
+
+
+def encode_peers(
+    peers: tuple[Peer, ...], *, generation: int, authority: Authority
+) -> pb.ConnectPeersRequest:
+    """Spell the tensor sockets of a replica."""
+    return pb.ConnectPeersRequest(
+        authority=encode_authority(authority),
+        generation=generation,
+        peers=[
+            pb.Peer(rank=encode_rank(peer.rank), tensor_endpoint=peer.tensor_endpoint)
+            for peer in peers
+        ],
+    )
+
+
+def decode_peers(request: pb.ConnectPeersRequest) -> tuple[Peer, ...]:
+    """Read the tensor sockets of a replica, whose ranks must differ."""
+    peers = tuple(
+        Peer(rank=decode_rank(peer.rank), tensor_endpoint=peer.tensor_endpoint)
+        for peer in request.peers
+    )
+    _require(len({peer.rank for peer in peers}) == len(peers), "peers", "must have one per rank")
+    return peers
