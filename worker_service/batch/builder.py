@@ -1,0 +1,66 @@
+"""The stage prepare_inputs: request states and the step's rows -> InputBatch.
+
+Everything is gathered on the host in numpy and moved to the device once per array.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_service.batch.input_batch import InputBatch, ScheduledRows
+from worker_service.batch.request_states import RequestStates
+
+# T tokens of the step, R rows of the step, B most blocks of a row
+
+
+def prepare_inputs(
+    rows: ScheduledRows, *, states: RequestStates, device: torch.device
+) -> InputBatch:
+    """Gather token ids, positions and cache slots of the scheduled tokens, row after row."""
+    query_lens = rows.num_scheduled
+    seq_lens_np = rows.num_computed + query_lens
+    offsets = np.zeros(len(query_lens) + 1, dtype=np.int32)
+    np.cumsum(query_lens, out=offsets[1:])
+
+    row_of_token = np.repeat(np.arange(len(query_lens)), query_lens)
+    slot_of_token = rows.slots[row_of_token]
+    first_position = (rows.num_computed - offsets[:-1]).astype(np.int64)
+    positions = np.arange(offsets[-1], dtype=np.int64) + first_position[row_of_token]
+
+    sampling_rows = np.flatnonzero(seq_lens_np == states.tokens.lengths[rows.slots])
+
+    def to_device(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return InputBatch(
+        rows=rows,
+        token_ids=to_device(states.tokens.values[slot_of_token, positions].astype(np.int64)),
+        positions=to_device(positions),
+        query_offsets=to_device(offsets),
+        seq_lens=to_device(seq_lens_np),
+        block_table=to_device(_block_table(rows, states=states)),
+        slot_mapping=to_device(_slot_mapping(slot_of_token, positions, states=states)),
+        logits_indices=to_device(offsets[1:][sampling_rows].astype(np.int64) - 1),
+        query_lens=query_lens,
+        seq_lens_np=seq_lens_np,
+        sampling_rows=sampling_rows,
+    )
+
+
+def _block_table(rows: ScheduledRows, *, states: RequestStates) -> NDArray[np.int32]:
+    """Block ids int32 [R, B]; past a row's own blocks stands the null block 0."""
+    num_blocks_R = states.blocks.lengths[rows.slots]
+    width = int(num_blocks_R.max(initial=0))
+    table_RB = states.blocks.values[rows.slots, :width]
+    table_RB[np.arange(width) >= num_blocks_R[:, None]] = 0
+    return table_RB
+
+
+def _slot_mapping(
+    slot_of_token: NDArray[np.int64], positions: NDArray[np.int64], *, states: RequestStates
+) -> NDArray[np.int64]:
+    """Cache slot int64 [T] of each token: block * block_size + offset in the block."""
+    block_index, offset = np.divmod(positions, states.block_size)
+    block_ids = states.blocks.values[slot_of_token, block_index].astype(np.int64)
+    return block_ids * states.block_size + offset

@@ -1,0 +1,89 @@
+"""What this rank knows of every live request, in slot-indexed arrays that live across steps.
+
+A request keeps its slot until it is finished or preempted; nothing is moved or condensed. More
+requests may be live than one step has rows (steps take turns over cohorts), so slots grow on
+demand. Knows nothing of how tokens are sampled.
+"""
+
+import heapq
+
+import numpy as np
+
+from common.step import Int32s, Int64s, NewRequest, Ragged, Uint64s
+from worker_service.batch.slot_lists import SlotLists
+
+
+class RequestStates:
+    """Tokens, block table and computed count of each live request.
+
+    num_computed int32 [slots]: tokens whose keys and values stand in the cache, or will once the
+    step being executed has run.
+    """
+
+    def __init__(self, *, num_slots: int, max_model_len: int, block_size: int) -> None:
+        self._slot_by_handle: dict[int, int] = {}
+        self._free_slots = list(range(num_slots))
+        self.block_size = block_size
+        self.tokens = SlotLists(num_slots=num_slots, width=max_model_len)
+        self.blocks = SlotLists(num_slots=num_slots, width=-(-max_model_len // block_size))
+        self.num_computed: Int32s = np.zeros(num_slots, dtype=np.int32)
+
+    @property
+    def handles(self) -> tuple[int, ...]:
+        """Live requests in increasing order of handle."""
+        return tuple(sorted(self._slot_by_handle))
+
+    @property
+    def num_slots(self) -> int:
+        """Slots there are, taken or free."""
+        return len(self.num_computed)
+
+    def knows(self, handle: int) -> bool:
+        """Whether the request is live."""
+        return handle in self._slot_by_handle
+
+    def slot(self, handle: int) -> int:
+        """Slot of a live request."""
+        return self._slot_by_handle[handle]
+
+    def slots(self, handles: Uint64s) -> Int64s:
+        """Slots of live requests, int64 [len(handles)]."""
+        slot_by_handle = self._slot_by_handle
+        return np.array([slot_by_handle[handle] for handle in handles.tolist()], dtype=np.int64)
+
+    def add(self, request: NewRequest) -> int:
+        """Take the lowest free slot for a request that is not live, and return it."""
+        if not self._free_slots:
+            self._grow()
+        slot = heapq.heappop(self._free_slots)
+        self._slot_by_handle[request.handle] = slot
+        self.tokens.replace(slot, request.token_ids)
+        self.blocks.replace(slot, request.block_ids[0])
+        self.num_computed[slot] = request.num_computed_tokens
+        return slot
+
+    def remove(self, handle: int) -> None:
+        """Forget a live request."""
+        heapq.heappush(self._free_slots, self._slot_by_handle.pop(handle))
+
+    def extend(self, slots: Int64s, *, token_ids: Ragged, block_ids: Ragged) -> None:
+        """Append tokens and blocks, one row per slot."""
+        self.tokens.extend(slots, token_ids)
+        self.blocks.extend(slots, block_ids)
+
+    def advance(self, slots: Int64s, num_tokens: Int32s) -> None:
+        """Count tokens as computed."""
+        self.num_computed[slots] += num_tokens
+
+    def clear(self) -> None:
+        """Forget every request; the slots stay."""
+        self._slot_by_handle.clear()
+        self._free_slots = list(range(self.num_slots))
+
+    def _grow(self) -> None:
+        old, new = self.num_slots, 2 * self.num_slots
+        self.tokens.grow(new)
+        self.blocks.grow(new)
+        self.num_computed = np.concatenate([self.num_computed, np.zeros(new - old, np.int32)])
+        for slot in range(old, new):
+            heapq.heappush(self._free_slots, slot)

@@ -1,0 +1,1 @@
+"""From logits to tokens: sampling parameters per slot, the draw, log-probabilities."""

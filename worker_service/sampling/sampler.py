@@ -1,0 +1,80 @@
+"""The sampler: logits -> tokens, all rows of a batch in one vectorised path.
+
+Order: raw log-probabilities, temperature, min_p, top_k, top_p, Gumbel draw. Temperature 0 is
+greedy: such rows see neither filter nor noise. What a row draws depends on nothing but its own
+logits and parameters. Ties go to the lowest token id.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.step import Int32s, Logprobs
+from worker_service.kernels.sampling_ops import (
+    apply_min_p,
+    apply_top_k,
+    apply_top_p,
+    gumbel_noise,
+)
+from worker_service.sampling.logprobs import compute_logprobs
+from worker_service.sampling.sampling_states import NO_LOGPROBS, SamplingRows
+
+# S rows that sample, R rows among them that draw at random, V vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplerOutput:
+    """Drawn tokens int32 [S] on the host, and log-probabilities when any row asked for them."""
+
+    token_ids: Int32s
+    logprobs: Logprobs | None
+
+
+def sample(logits_SV: Tensor, rows: SamplingRows) -> SamplerOutput:
+    """Draw one token per row from finite float32 logits [S, V]."""
+    tokens_S = _choose(logits_SV, rows)
+    num_alternatives = int(rows.num_logprobs.max(initial=NO_LOGPROBS))
+    logprobs = (
+        None
+        if num_alternatives == NO_LOGPROBS
+        else compute_logprobs(logits_SV, tokens_S, num_alternatives=num_alternatives)
+    )
+    return SamplerOutput(token_ids=tokens_S.to(torch.int32).cpu().numpy(), logprobs=logprobs)
+
+
+def _choose(logits_SV: Tensor, rows: SamplingRows) -> Tensor:
+    """Tokens int64 [S]: the best one in greedy rows, a drawn one in the others."""
+    drawn_rows = np.flatnonzero(rows.temperature > 0)
+    if len(drawn_rows) == len(logits_SV):
+        return _draw(logits_SV, rows)
+    tokens_S = logits_SV.argmax(dim=1)
+    if len(drawn_rows):
+        index_R = torch.from_numpy(drawn_rows).to(logits_SV.device)
+        tokens_S[index_R] = _draw(logits_SV[index_R], rows.take(drawn_rows))
+    return tokens_S
+
+
+def _draw(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
+    """Tokens int64 [R] of rows with a temperature above 0."""
+    device, vocab_size = logits_RV.device, logits_RV.shape[1]
+
+    def to_device(column: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(column).to(device)
+
+    # The largest logit becomes 0 first, so that no temperature, however small, overflows.
+    scaled_RV = logits_RV - logits_RV.amax(dim=1, keepdim=True)
+    scaled_RV.div_(to_device(rows.temperature).unsqueeze(1))
+    if rows.min_p.any():
+        scaled_RV = apply_min_p(scaled_RV, to_device(rows.min_p))
+    if rows.top_k.any():
+        largest_k = int(rows.top_k.max())
+        scaled_RV = apply_top_k(scaled_RV, to_device(rows.top_k), largest_k=largest_k)
+    if (rows.top_p < 1).any():
+        scaled_RV = apply_top_p(scaled_RV, to_device(rows.top_p))
+    scaled_RV.add_(
+        gumbel_noise(to_device(rows.seeds), to_device(rows.positions), vocab_size=vocab_size)
+    )
+    return scaled_RV.argmax(dim=1)
