@@ -1,0 +1,1 @@
+"""Model families, written natively on torch."""

@@ -1,0 +1,42 @@
+"""Gated MLP.
+
+Legend: T tokens, D model size, I inner size of this rank.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from worker_service.models.layers.linear import ColumnLinear, RowLinear
+from worker_service.models.model_spec import ModelSpec
+from worker_service.parallel.groups import Ranks
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), gate and up in one matmul."""
+
+    def __init__(
+        self, spec: ModelSpec, *, ranks: Ranks, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._inner = len(ranks.span(spec.intermediate_size))
+        self.gate_up = ColumnLinear(
+            spec.hidden_size,
+            2 * self._inner,
+            has_bias=spec.has_mlp_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.down = RowLinear(
+            self._inner,
+            spec.hidden_size,
+            has_bias=spec.has_mlp_bias,
+            ranks=ranks,
+            dtype=dtype,
+            device=device,
+        )
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """Transform each row; [T, D]."""
+        gate_TI, up_TI = self.gate_up(x_TD).split(self._inner, dim=-1)
+        return self.down(functional.silu(gate_TI).mul_(up_TI))

@@ -1,0 +1,1 @@
+"""Reading a checkpoint into a model's parameters."""
