@@ -90,6 +90,11 @@ class ScheduleConfig:
             max_waiting=self.max_waiting,
         )
 
+    @property
+    def sequence_limit(self) -> int:
+        """Most sequences running at once: a step has a token for each of them."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
     def steps_in_flight(self, num_stages: int) -> int:
         """Most unanswered steps over a pipeline of num_stages."""
         return self.max_steps_in_flight or num_stages
