@@ -1,0 +1,1 @@
+"""Where workers come from, and one step to all of them."""

@@ -1,0 +1,55 @@
+"""How many KV cache blocks a group of ranks can hold; plain arithmetic on what they reported."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.config import CacheConfig
+from common.errors import ConfigError
+from common.worker_api import KVCacheSpec, MemoryReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRoom:
+    """What one rank has for its KV cache; `name` is how messages call the rank."""
+
+    name: str
+    memory: MemoryReport
+    spec: KVCacheSpec
+
+    @property
+    def num_blocks(self) -> int:
+        """Whole blocks that fit, the null block 0 included."""
+        return self.memory.kv_cache_bytes // self.spec.bytes_per_block
+
+
+def blocks_for_one_sequence(max_model_len: int, block_size: int) -> int:
+    """Blocks with which one sequence of max_model_len tokens can run, the null block included."""
+    return 1 + -(-max_model_len // block_size)
+
+
+def num_kv_cache_blocks(
+    rooms: Sequence[CacheRoom], config: CacheConfig, *, max_model_len: int
+) -> int:
+    """The blocks every rank allocates: the least that fits anywhere, at most config.num_blocks.
+
+    Raises ConfigError when one sequence of max_model_len tokens would not fit, unless
+    config.num_blocks asks for so few, and when not even one block beside the null block fits.
+    """
+    tightest = min(rooms, key=lambda room: room.num_blocks)
+    fitting = tightest.num_blocks
+    needed = blocks_for_one_sequence(max_model_len, config.block_size)
+    if config.num_blocks is not None:
+        needed = min(needed, config.num_blocks)
+    if fitting < needed:
+        raise ConfigError(_too_small(tightest, needed, config.block_size, max_model_len))
+    return fitting if config.num_blocks is None else min(fitting, config.num_blocks)
+
+
+def _too_small(room: CacheRoom, needed: int, block_size: int, max_model_len: int) -> str:
+    longest = max(0, room.num_blocks - 1) * block_size
+    return (
+        f"the KV cache of {room.name} has room for {room.num_blocks} blocks of {block_size} "
+        f"tokens in {room.memory.kv_cache_bytes} bytes, and --max-model-len {max_model_len} needs "
+        f"{needed}: give it {needed * room.spec.bytes_per_block} bytes (--kv-cache-bytes on a CPU, "
+        f"--gpu-memory-utilization on a GPU) or lower --max-model-len to {longest}"
+    )
