@@ -1,0 +1,1 @@
+"""Requests in, text out: the loop that runs steps and the engine the APIs see."""

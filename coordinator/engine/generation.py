@@ -1,0 +1,91 @@
+"""What the APIs ask of the engine and get back: plain values, the same for every protocol."""
+
+from dataclasses import dataclass
+
+from common.requests import FinishReason
+from coordinator.text.chat_template import ChatTurn
+
+__all__ = [
+    "ChatTurn",
+    "GenerationInput",
+    "PositionLogprobs",
+    "ServedModel",
+    "TextDelta",
+    "TokenLogprob",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model clients can name; max_model_len counts prompt and output, created is Unix seconds."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationInput:
+    """One request as the client sent it, unchecked; None: the client left the choice to us.
+
+    prompt: text, token ids, or the turns of a conversation. model "" is the only one served.
+    logprobs n: log-probabilities of the chosen token and of the n best.
+    """
+
+    request_id: str
+    prompt: str | tuple[int, ...] | tuple[ChatTurn, ...]
+    model: str = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token, the bytes it stands for, and its natural log-probability."""
+
+    token_id: int
+    token_bytes: bytes
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        """The token on its own; bytes that are no character become U+FFFD."""
+        return self.token_bytes.decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionLogprobs:
+    """Log-probabilities at one position of the output.
+
+    rank is the chosen token's, 1-based; text_offset counts the characters of text before it.
+    """
+
+    chosen: TokenLogprob
+    rank: int
+    top: tuple[TokenLogprob, ...]
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """What is new in an output; finish_reason is set on the last one, and only there.
+
+    Text may lag behind token_ids while a character or a possible stop string is open. logprobs: one
+    per token of token_ids, when asked for. num_generated_tokens counts the output so far.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None

@@ -1,0 +1,137 @@
+"""The output of one request as text: tokens of committed steps in, text deltas out.
+
+Ends a request whose text reached a stop string, and one whose reader left.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Protocol
+
+from common.requests import FinishReason, TokenDelta, TokenLogprobs
+from coordinator.engine.generation import PositionLogprobs, TextDelta, TokenLogprob
+from coordinator.text.output_text import OutputText, TextPiece
+
+
+class TokenSource(Protocol):
+    """The tokens of one request as they are committed; closing it frees the request."""
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        """Iterate over what each step adds; raises a ServiceError when the request failed."""
+        ...
+
+    async def __anext__(self) -> TokenDelta:
+        """Wait for tokens."""
+        ...
+
+    async def aclose(self) -> None:
+        """Leave: end the request if it runs, and free its blocks."""
+        ...
+
+
+class TextStream:
+    """Iterates over TextDeltas until the one with a finish reason; close it in every case.
+
+    As an asynchronous context manager it closes itself, also when its reader is cancelled.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenSource,
+        text: OutputText,
+        *,
+        token_bytes: Callable[[int], bytes],
+        num_prompt_tokens: int,
+        on_close: Callable[["TextStream"], None],
+    ) -> None:
+        """Read from tokens; on_close is called once, when the request has ended."""
+        self._tokens = tokens
+        self._text = text
+        self._token_bytes = token_bytes
+        self._on_close = on_close
+        self._is_closed = False
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_generated_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    def __aiter__(self) -> "TextStream":
+        """Be its own iterator: an output is read once."""
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        """Wait for the next delta; raises the ServiceError that ended the request."""
+        if self._is_closed:
+            raise StopAsyncIteration
+        try:
+            delta = self._text_delta(await anext(self._tokens))
+        except BaseException:
+            await self.aclose()
+            raise
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            await self.aclose()
+        return delta
+
+    async def aclose(self) -> None:
+        """Free the request, whether or not it has ended."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._tokens.aclose()
+        finally:
+            self._on_close(self)
+
+    async def __aenter__(self) -> "TextStream":
+        """Hand out the stream."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the stream."""
+        await self.aclose()
+
+    def _text_delta(self, tokens: TokenDelta) -> TextDelta:
+        piece = self._text.push(tokens.token_ids)
+        finish_reason, text = tokens.finish_reason, piece.text
+        if finish_reason is not None and not piece.is_stopped:
+            last = self._text.flush()
+            text += last.text
+            finish_reason = FinishReason.STOP if last.is_stopped else finish_reason
+        num_tokens = len(piece.offsets)
+        self.num_generated_tokens += num_tokens
+        return TextDelta(
+            text=text,
+            token_ids=tokens.token_ids[:num_tokens],
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+            logprobs=self._logprobs(tokens, piece),
+            finish_reason=FinishReason.STOP if piece.is_stopped else finish_reason,
+        )
+
+    def _logprobs(
+        self, tokens: TokenDelta, piece: TextPiece
+    ) -> tuple[PositionLogprobs, ...] | None:
+        """Log-probabilities of the tokens used; those past a stop string are dropped with them."""
+        if tokens.logprobs is None:
+            return None
+        return tuple(
+            self._position(position, offset)
+            for position, offset in zip(tokens.logprobs, piece.offsets, strict=False)
+        )
+
+    def _position(self, position: TokenLogprobs, offset: int) -> PositionLogprobs:
+        return PositionLogprobs(
+            chosen=self._token(position.token_id, position.logprob),
+            rank=position.rank,
+            top=tuple(self._token(token_id, logprob) for token_id, logprob in position.top),
+            text_offset=offset,
+        )
+
+    def _token(self, token_id: int, logprob: float) -> TokenLogprob:
+        return TokenLogprob(
+            token_id=token_id, token_bytes=self._token_bytes(token_id), logprob=logprob
+        )

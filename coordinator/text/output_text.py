@@ -1,0 +1,53 @@
+"""The text of one output: tokens are decoded one by one and checked for stop strings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.text.detokenizer import Detokenizer
+from coordinator.text.stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPiece:
+    """What some tokens add: text to append and, per token used, where its text begins.
+
+    offsets: characters of decoded text before each token, [tokens used]; fewer than were given when
+    a stop string was complete, which is_stopped tells.
+    """
+
+    text: str
+    offsets: tuple[int, ...] = ()
+    is_stopped: bool = False
+
+
+class OutputText:
+    """Decodes the tokens of one output and ends it at a stop string."""
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
+        """Take a fresh detokenizer and the stop strings."""
+        self._detokenizer = detokenizer
+        self._stop_strings = StopStrings(stop)
+        self._num_characters = 0
+
+    def push(self, token_ids: Sequence[int]) -> TextPiece:
+        """Add tokens, up to the one that completes a stop string."""
+        texts: list[str] = []
+        offsets: list[int] = []
+        for token_id in token_ids:
+            offsets.append(self._num_characters)
+            texts.append(self._append(self._detokenizer.push(token_id)))
+            if self._stop_strings.is_stopped:
+                break
+        return self._piece("".join(texts), tuple(offsets))
+
+    def flush(self) -> TextPiece:
+        """End the output: return what was held back, unless it completes a stop string."""
+        text = self._append(self._detokenizer.flush())
+        return self._piece(text + self._stop_strings.flush(), ())
+
+    def _append(self, decoded: str) -> str:
+        self._num_characters += len(decoded)
+        return self._stop_strings.push(decoded)
+
+    def _piece(self, text: str, offsets: tuple[int, ...]) -> TextPiece:
+        return TextPiece(text=text, offsets=offsets, is_stopped=self._stop_strings.is_stopped)

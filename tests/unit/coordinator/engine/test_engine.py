@@ -1,0 +1,220 @@
+"""The engine accepts, checks, streams and frees requests."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from common.errors import AlreadyExists, Cancelled, InvalidRequest, Overloaded, Unavailable
+from common.requests import FinishReason, TokenDelta, TokenLogprobs
+from coordinator.engine.engine import Engine, draw_seed
+from coordinator.engine.gate import EngineGate
+from coordinator.engine.generation import ChatTurn, GenerationInput, ServedModel, TextDelta
+from coordinator.text.chat_template import ChatTemplate
+from coordinator.text.tokenizer import Tokenizer
+from tests.fakes.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, byte_tokenizer
+from tests.fakes.scripted_loop import ScriptedLoop, deltas
+
+MODEL = ServedModel(name="tiny", max_model_len=64, vocab_size=VOCAB_SIZE, created=1)
+
+
+def engine_on(loop: ScriptedLoop) -> Engine:
+    """An engine of the byte tokenizer on a scripted loop, with seed 7 where none is given."""
+    tokenizer = Tokenizer(byte_tokenizer(), template=ChatTemplate(CHAT_TEMPLATE))
+    return Engine(model=MODEL, tokenizer=tokenizer, loop=loop, draw_seed=lambda: 7)
+
+
+def asked(prompt="hi", **options) -> GenerationInput:
+    """A request with the id "r"."""
+    return GenerationInput(request_id="r", prompt=prompt, **options)
+
+
+async def answer(loop: ScriptedLoop, request: GenerationInput) -> list[TextDelta]:
+    """All deltas of one request."""
+    async with await engine_on(loop).generate(request) as stream:
+        return [delta async for delta in stream]
+
+
+async def test_defaults_are_resolved_before_the_loop_sees_the_request():
+    """Absent choices become a seed, temperature 1 and as many tokens as fit."""
+    loop = ScriptedLoop(deltas("x"))
+    await answer(loop, asked(prompt="hello"))
+    (request,) = loop.requests
+    assert request.prompt_token_ids == tuple(b"hello")
+    assert (request.sampling.seed, request.sampling.temperature) == (7, 1.0)
+    assert request.stopping.max_tokens == MODEL.max_model_len - 5
+
+
+async def test_seeds_are_drawn_anew():
+    """Two requests without a seed do not draw the same tokens."""
+    assert draw_seed() != draw_seed()
+
+
+async def test_text_tokens_and_counts_add_up():
+    """Deltas carry text, tokens and the counts so far; the last one the finish reason."""
+    received = await answer(ScriptedLoop(deltas("he", "llo")), asked(prompt=(1, 2, 3)))
+    assert [delta.text for delta in received] == ["he", "llo"]
+    assert [delta.num_generated_tokens for delta in received] == [2, 5]
+    assert {delta.num_prompt_tokens for delta in received} == {3}
+    assert [delta.finish_reason for delta in received] == [None, FinishReason.STOP]
+
+
+async def test_a_conversation_goes_through_the_template():
+    """Turns are rendered and the assistant's turn is opened."""
+    loop = ScriptedLoop(deltas("x"))
+    await answer(loop, asked(prompt=(ChatTurn(role="user", content="hi"),)))
+    assert bytes(token for token in loop.requests[0].prompt_token_ids if token < 256) == (
+        b"user\nhi\nassistant\n"
+    )
+
+
+async def test_a_stop_string_over_deltas_ends_the_request():
+    """The text stops before the string, the tokens with it, and the loop is told."""
+    loop = ScriptedLoop(deltas("one EN", "D two", " three", finish=None))
+    received = await answer(loop, asked(stop=("END",)))
+    assert "".join(delta.text for delta in received) == "one "
+    assert bytes(sum((delta.token_ids for delta in received), ())) == b"one END"
+    assert received[-1].finish_reason is FinishReason.STOP
+    assert received[-1].num_generated_tokens == 7
+    assert not loop.running
+
+
+async def test_an_open_character_ends_as_a_replacement():
+    """An output cut inside a character by its length ends in U+FFFD."""
+    script = [TokenDelta(token_ids=(0x61, 0xF0, 0x9F), finish_reason=FinishReason.LENGTH)]
+    (delta,) = await answer(ScriptedLoop(script), asked())
+    assert (delta.text, delta.finish_reason) == ("a\ufffd", FinishReason.LENGTH)
+
+
+async def test_the_end_token_has_no_text():
+    """The end-of-sequence token is counted and is not text."""
+    script = [TokenDelta(token_ids=(0x61, EOS_ID), finish_reason=FinishReason.STOP)]
+    (delta,) = await answer(ScriptedLoop(script), asked())
+    assert (delta.text, delta.num_generated_tokens) == ("a", 2)
+
+
+async def test_log_probabilities_name_their_tokens_and_offsets():
+    """Every position has bytes, alternatives and the characters before it; none past a stop."""
+    positions = tuple(
+        TokenLogprobs(token_id=token, logprob=-0.5, rank=1, top=((token, -0.5), (0x62, -1.0)))
+        for token in "éab".encode()
+    )
+    script = [TokenDelta(token_ids=tuple("éab".encode()), logprobs=positions)]
+    (delta,) = await answer(ScriptedLoop(script), asked(stop=("a",), logprobs=2))
+    assert delta.logprobs is not None
+    assert [position.text_offset for position in delta.logprobs] == [0, 0, 1]
+    assert delta.logprobs[2].chosen.text == "a"
+    assert [token.text for token in delta.logprobs[2].top] == ["a", "b"]
+    assert delta.logprobs[0].chosen.token_bytes == b"\xc3"
+
+
+async def test_leaving_before_the_first_token_frees_the_request():
+    """A reader cancelled while it waits for the first token leaves nothing behind."""
+    loop = ScriptedLoop()
+    reader = asyncio.create_task(answer(loop, asked()))
+    await loop.submitted.wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert not loop.running
+
+
+async def test_leaving_mid_stream_frees_the_request_and_its_id():
+    """A closed stream ends, its request is freed, and the id can be used again."""
+    loop = ScriptedLoop(deltas("a", "b", finish=None))
+    engine = engine_on(loop)
+    stream = await engine.generate(asked())
+    await anext(stream)
+    await stream.aclose()
+    assert not loop.running
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    async with await engine.generate(asked()):
+        assert "r" in loop.running
+
+
+async def test_a_running_id_cannot_be_used_twice():
+    """The second request with the same id is refused and does not disturb the first."""
+    loop = ScriptedLoop(deltas("a"))
+    engine = engine_on(loop)
+    async with await engine.generate(asked()) as stream:
+        with pytest.raises(AlreadyExists, match="'r'"):
+            await engine.generate(asked())
+        assert [delta.text async for delta in stream] == ["a"]
+
+
+async def test_abort_ends_the_stream_with_its_reason():
+    """An aborted request ends with finish reason ABORT; unknown ids are ignored."""
+    engine = engine_on(ScriptedLoop(deltas("a", finish=None)))
+    async with await engine.generate(asked()) as stream:
+        engine.abort("unknown")
+        engine.abort("r")
+        assert [delta.finish_reason async for delta in stream] == [None, FinishReason.ABORT]
+
+
+async def test_abort_while_tokenizing_submits_nothing():
+    """A request aborted before it reached the loop never does, and its id is free."""
+    loop = ScriptedLoop(deltas("a"))
+    engine = engine_on(loop)
+    submission = asyncio.create_task(engine.generate(asked()))
+    await asyncio.sleep(0)
+    engine.abort("r")
+    with pytest.raises(Cancelled):
+        await submission
+    assert not loop.requests
+    await (await engine.generate(asked())).aclose()
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full"), InvalidRequest("too long")])
+async def test_a_refused_request_leaves_its_id_free(refusal):
+    """What the loop refuses reaches the caller, and the id is not taken."""
+    loop = ScriptedLoop(deltas("a"), refusal=refusal)
+    engine = engine_on(loop)
+    with pytest.raises(type(refusal)):
+        await engine.generate(asked())
+    loop.refusal = None
+    await (await engine.generate(asked())).aclose()
+
+
+async def test_a_failed_request_raises_and_is_freed():
+    """The error of the loop ends the stream after what was delivered."""
+    loop = ScriptedLoop([*deltas("a", finish=None), Unavailable("stage 1 is gone")])
+    stream = await engine_on(loop).generate(asked())
+    assert (await anext(stream)).text == "a"
+    with pytest.raises(Unavailable, match="stage 1"):
+        await anext(stream)
+    assert not loop.running
+
+
+async def test_a_refusing_engine_lets_running_requests_go_on():
+    """After refuse() new requests fail with its reason, and open streams end normally."""
+    engine = engine_on(ScriptedLoop(deltas("a")))
+    stream = await engine.generate(asked())
+    engine.refuse("the service drains")
+    with pytest.raises(Unavailable, match="drains"):
+        await engine.generate(asked())
+    assert not engine.is_serving
+    assert [delta.text async for delta in stream] == ["a"]
+
+
+async def test_the_gate_is_shut_until_the_engine_stands():
+    """Before the start is over there is no engine, and the error says so."""
+    gate = EngineGate()
+    with pytest.raises(Unavailable, match="starting"):
+        _ = gate.engine
+    assert not gate.is_serving
+    loop = ScriptedLoop()
+    gate.open(engine_on(loop))
+    assert gate.is_serving
+    loop.is_serving = False
+    assert not gate.is_serving
+
+
+async def test_a_reader_that_does_not_finish_with_the_context_closes_it():
+    """An exception in the reader's own code frees the request."""
+    loop = ScriptedLoop(deltas("a", "b"))
+    with contextlib.suppress(KeyError):
+        async with await engine_on(loop).generate(asked()) as stream:
+            await anext(stream)
+            raise KeyError
+    assert not loop.running
