@@ -1,0 +1,110 @@
+"""Server side of every RPC: errors become statuses, log lines carry the request id, calls are timed."""
+
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, cast
+
+import grpc
+
+from common.clock import Clock, SystemClock
+from common.errors import ServiceError
+from common.logs import bind_log_context, get_logger
+from common.rpc.status import to_metadata, to_status
+
+REQUEST_ID_KEY = "x-request-id"
+
+logger = get_logger(__name__)
+
+# Handlers are typed by their service; here every one is the same.
+Context = grpc.aio.ServicerContext[Any, Any]
+Behavior = Callable[[Any, Context], Any]
+MethodHandler = grpc.RpcMethodHandler[Any, Any]
+
+# (request is a stream, response is a stream) -> attribute that holds the behavior, and its factory.
+_SHAPES: dict[tuple[bool, bool], tuple[str, Callable[..., MethodHandler]]] = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}
+
+
+class ServiceInterceptor(grpc.aio.ServerInterceptor):
+    """Ends calls whose handler raised with that error's status, and logs each with its duration.
+
+    A ServiceError keeps its class on the wire; any other exception is a bug, logged in full and
+    told to the client as INTERNAL. Handlers are coroutines or async generators.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler | None:
+        """Wrap the handler of one call; an unknown method has none."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        shape = bool(handler.request_streaming), bool(handler.response_streaming)
+        attribute, factory = _SHAPES[shape]
+        behavior = cast("Behavior", getattr(handler, attribute))
+        return factory(
+            self._wrap(behavior, handler_call_details),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _wrap(self, behavior: Behavior, details: grpc.HandlerCallDetails) -> Behavior:
+        async def call(request: Any, context: Context) -> Any:
+            async with self._guard(details, context):
+                return await behavior(request, context)
+
+        async def stream(request: Any, context: Context) -> None:
+            # Written from a coroutine, so that a client's leaving closes the generator at once
+            # and not when it is collected.
+            async with (
+                self._guard(details, context),
+                aclosing(cast("AsyncGenerator[Any]", behavior(request, context))) as responses,
+            ):
+                async for response in responses:
+                    await context.write(response)
+
+        return stream if inspect.isasyncgenfunction(behavior) else call
+
+    @asynccontextmanager
+    async def _guard(
+        self, details: grpc.HandlerCallDetails, context: Context
+    ) -> AsyncGenerator[None]:
+        request_id = dict(details.invocation_metadata or ()).get(REQUEST_ID_KEY)
+        if request_id is not None:
+            # Every call runs in a task of its own, so the binding ends with it.
+            bind_log_context(request_id=str(request_id))
+        started = self._clock.monotonic()
+        outcome = "CANCELLED"
+        try:
+            yield
+            outcome = "OK"
+        except ServiceError as error:
+            outcome = error.grpc_status.name
+            await context.abort(*to_status(error), to_metadata(error))
+        except grpc.aio.AbortError:
+            outcome = "ABORTED"
+            raise
+        except Exception as error:
+            outcome = "INTERNAL"
+            logger.exception("rpc handler failed", extra={"method": details.method})
+            bug = ServiceError(f"internal error: {type(error).__name__}: {error}")
+            await context.abort(*to_status(bug), to_metadata(bug))
+        finally:
+            logger.debug(
+                "rpc ended",
+                extra={
+                    "method": details.method,
+                    "outcome": outcome,
+                    "seconds": round(self._clock.monotonic() - started, 6),
+                },
+            )

@@ -1,0 +1,60 @@
+"""Builds and binds gRPC servers with the limits and keepalive rules of this cluster."""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from common.config import split_address
+from common.errors import ConfigError
+
+# Bytes. Control messages are small; inline tensors of a step must fit.
+MAX_MESSAGE_BYTES = 256 << 20
+
+
+def server_options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
+    """Channel arguments of a server; gRPC ignores a misspelt key in silence."""
+    return (
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        # Clients of all makes ping idle and silent calls; the default server counts such pings as
+        # strikes and closes the connection with "too many pings".
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Two servers on one port would share its connections: the second bind must fail instead.
+        ("grpc.so_reuseport", 0),
+    )
+
+
+def build_server(
+    *,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Server:
+    """A server without services and ports, compression off; call it inside the event loop."""
+    return grpc.aio.server(
+        interceptors=tuple(interceptors),
+        options=server_options(max_message_bytes),
+        compression=grpc.Compression.NoCompression,
+    )
+
+
+def bind(server: grpc.aio.Server, address: str) -> int:
+    """Listen on HOST:PORT without TLS and return the port; port 0 picks a free one.
+
+    Raises ConfigError when the address is malformed, taken, or not of this machine.
+    """
+    split_address("address", address)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {address}: taken, or not of this machine") from error
+    if port == 0:
+        raise ConfigError(f"cannot listen on {address}: taken, or not of this machine")
+    return port
+
+
+def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+    """Let clients such as grpcurl list the named services and their messages."""
+    reflection.enable_server_reflection((*service_names, reflection.SERVICE_NAME), server)
