@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 
@@ -16,10 +16,11 @@ REQUEST_ID_KEY = "x-request-id"
 
 logger = get_logger(__name__)
 
-# Handlers are typed by their service; here every one is the same.
-Context = grpc.aio.ServicerContext[Any, Any]
+# Handlers are typed by their service; here every one is the same. Quoted: only grpc's type stubs
+# know these classes as generic.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Behavior = Callable[[Any, Context], Any]
-MethodHandler = grpc.RpcMethodHandler[Any, Any]
 
 # (request is a stream, response is a stream) -> attribute that holds the behavior, and its factory.
 _SHAPES: dict[tuple[bool, bool], tuple[str, Callable[..., MethodHandler]]] = {
@@ -42,9 +43,9 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> MethodHandler | None:
+    ) -> MethodHandler:
         """Wrap the handler of one call; an unknown method has none."""
         handler = await continuation(handler_call_details)
         if handler is None:
