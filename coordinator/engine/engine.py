@@ -124,7 +124,9 @@ class Engine:
         if isinstance(prompt, str):
             return await self._tokenizer.encode_text(prompt)
         if isinstance(prompt[0], ChatTurn):
-            return await self._tokenizer.encode_chat(cast("tuple[ChatTurn, ...]", prompt))
+            turns = cast("tuple[ChatTurn, ...]", prompt)
+            messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+            return await self._tokenizer.encode_chat(messages)
         return cast("tuple[int, ...]", prompt)
 
     def _release(self, claim: "_Claim") -> None:

@@ -3,16 +3,6 @@
 from dataclasses import dataclass
 
 from common.requests import FinishReason
-from coordinator.text.chat_template import ChatTurn
-
-__all__ = [
-    "ChatTurn",
-    "GenerationInput",
-    "PositionLogprobs",
-    "ServedModel",
-    "TextDelta",
-    "TokenLogprob",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +13,14 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     created: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTurn:
+    """One turn of a conversation: who spoke ("system", "user" or "assistant") and what was said."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

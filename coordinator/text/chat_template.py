@@ -1,12 +1,11 @@
-"""Turns of a conversation -> the text the model was trained on, by the model's own jinja template.
+"""Messages of a conversation -> the text the model was trained on, by the model's own jinja template.
 
 Follows the conventions under which such templates are written for `transformers`, without it.
 Templates come with checkpoints, so they run in jinja's sandbox.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,14 +16,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import InvalidRequest, ModelError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatTurn:
-    """One turn of a conversation: who spoke ("system", "user" or "assistant") and what was said."""
-
-    role: str
-    content: str
 
 
 class ChatTemplate:
@@ -46,12 +37,11 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
 
-    def render(self, turns: Sequence[ChatTurn]) -> str:
-        """Render the turns and the opening of the assistant's answer.
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Render messages of `role` and `content`, and the opening of the assistant's answer.
 
         Raises InvalidRequest with the template's own words when it refuses the conversation.
         """
-        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
             return self._template.render(
                 messages=messages,

@@ -1,13 +1,13 @@
 """One model's tokenizer: prompts to token ids off the event loop, token ids to bytes and text."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer as TokenizerFile
 
 from common.errors import InvalidRequest, ModelError
 from common.model_folder import ModelFolder
-from coordinator.text.chat_template import ChatTemplate, ChatTurn
+from coordinator.text.chat_template import ChatTemplate
 from coordinator.text.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer
 from coordinator.text.vocabulary import Vocabulary
 
@@ -40,17 +40,17 @@ class Tokenizer:
         """Encode a plain prompt, with the special tokens the model's post-processor adds."""
         return await asyncio.to_thread(self._encode, text, add_special_tokens=True)
 
-    async def encode_chat(self, turns: Sequence[ChatTurn]) -> tuple[int, ...]:
-        """Render and encode a conversation; its special tokens are those the template writes.
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Render and encode messages of `role` and `content`; special tokens are those the template writes.
 
-        Raises InvalidRequest when the model has no template or its template refuses the turns.
+        Raises InvalidRequest when the model has no template or its template refuses the messages.
         """
         if self._template is None:
             raise InvalidRequest(
                 "messages need a chat template and the model has none: send a prompt instead",
                 param="messages",
             )
-        return await asyncio.to_thread(self._encode_turns, self._template, turns)
+        return await asyncio.to_thread(self._encode_messages, self._template, messages)
 
     def detokenizer(self) -> Detokenizer:
         """Make the detokenizer of one output."""
@@ -70,8 +70,10 @@ class Tokenizer:
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._file.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def _encode_turns(self, template: ChatTemplate, turns: Sequence[ChatTurn]) -> tuple[int, ...]:
-        return self._encode(template.render(turns), add_special_tokens=False)
+    def _encode_messages(
+        self, template: ChatTemplate, messages: Sequence[Mapping[str, str]]
+    ) -> tuple[int, ...]:
+        return self._encode(template.render(messages), add_special_tokens=False)
 
 
 def _chat_template(folder: ModelFolder) -> ChatTemplate | None:

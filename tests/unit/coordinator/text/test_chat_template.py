@@ -5,9 +5,9 @@ from datetime import datetime
 import pytest
 
 from common.errors import InvalidRequest, ModelError
-from coordinator.text.chat_template import ChatTemplate, ChatTurn
+from coordinator.text.chat_template import ChatTemplate
 
-HELLO = [ChatTurn(role="user", content="<hello> & \u00e9")]
+HELLO = [{"role": "user", "content": "<hello> & \u00e9"}]
 
 
 def test_blocks_leave_no_blank_lines():

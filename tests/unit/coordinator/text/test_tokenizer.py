@@ -7,7 +7,7 @@ from tokenizers import processors
 
 from common.errors import InvalidRequest, ModelError
 from common.model_folder import ModelFolder
-from coordinator.text.chat_template import ChatTemplate, ChatTurn
+from coordinator.text.chat_template import ChatTemplate
 from coordinator.text.tokenizer import Tokenizer
 from tests.fakes.byte_tokenizer import (
     BOS,
@@ -37,7 +37,7 @@ async def test_a_plain_prompt_gets_the_post_processors_tokens():
 
 async def test_a_conversation_gets_only_the_templates_tokens():
     """A rendered conversation is encoded as it stands; special tokens in it are recognized."""
-    token_ids = await tokenizer_with_bos().encode_chat([ChatTurn(role="user", content="hi")])
+    token_ids = await tokenizer_with_bos().encode_chat([{"role": "user", "content": "hi"}])
     question = (TURN_START_ID, *b"user\nhi", TURN_END_ID, *b"\n")
     assert token_ids == (*question, TURN_START_ID, *b"assistant\n")
 
