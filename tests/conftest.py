@@ -24,7 +24,7 @@ LIBRARY_THREADS = re.compile(r"asyncio_\d+|tqdm_monitor|.*\((_?poll\w*|_serve|ch
 """Names of threads that gRPC, tqdm and asyncio keep for the life of the process."""
 
 GRACE_S = 3.0
-"""Seconds that threads and child processes which were told to end may take."""
+"""Seconds that tasks, threads and child processes which were told to end may take."""
 
 OPEN_CONTEXTS: "weakref.WeakSet[zmq.Context]" = weakref.WeakSet()
 
@@ -60,8 +60,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 async def no_leaked_tasks() -> AsyncIterator[None]:
     """Fail a test that leaves asyncio tasks running."""
     yield
-    leaked = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert not leaked, f"the test left tasks running: {leaked}"
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    leaked = (await asyncio.wait(others, timeout=GRACE_S))[1] if others else set()
+    assert not leaked, f"the test left tasks running: {[task.get_name() for task in leaked]}"
 
 
 @pytest.fixture(autouse=True)
