@@ -1,0 +1,1 @@
+"""What every step computes: plain values in, plain values out, no I/O, no clock, no await."""

@@ -1,0 +1,20 @@
+"""What one step may still take: tokens, and seats for sequences that are not running yet."""
+
+
+class StepBudget:
+    """The tokens and seats left while one step is put together."""
+
+    def __init__(self, *, num_tokens: int, num_seats: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_seats = num_seats
+
+    def take_tokens(self, wanted: int) -> int:
+        """Spend up to wanted tokens and return how many; 0 when none are left."""
+        taken = min(wanted, self.num_tokens)
+        self.num_tokens -= taken
+        return taken
+
+    def take_seat(self) -> None:
+        """Seat one sequence."""
+        assert self.num_seats > 0, "a sequence is admitted without a seat"
+        self.num_seats -= 1

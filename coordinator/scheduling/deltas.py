@@ -1,0 +1,37 @@
+"""One row of a step's result becomes the TokenDelta its request gets."""
+
+from common.requests import FinishReason, TokenDelta, TokenLogprobs
+from common.step import Logprobs
+
+
+def token_delta(
+    token_id: int,
+    *,
+    finish_reason: FinishReason | None,
+    logprobs: Logprobs | None,
+    row: int,
+    num_logprobs: int | None,
+) -> TokenDelta:
+    """The delta of one sampled token; num_logprobs is what its request asked for.
+
+    A token that ends the output, EOS included, is part of the delta: the text layer hides it.
+    """
+    if num_logprobs is None or logprobs is None:
+        return TokenDelta(token_ids=(token_id,), finish_reason=finish_reason)
+    return TokenDelta(
+        token_ids=(token_id,),
+        logprobs=(_token_logprobs(logprobs, row, num_logprobs),),
+        finish_reason=finish_reason,
+    )
+
+
+def _token_logprobs(logprobs: Logprobs, row: int, num_logprobs: int) -> TokenLogprobs:
+    """Entry 0 of a row is the chosen token; a step holds as many best ones as its greediest row."""
+    token_ids = logprobs.token_ids[row, : num_logprobs + 1].tolist()
+    values = logprobs.logprobs[row, : num_logprobs + 1].tolist()
+    return TokenLogprobs(
+        token_id=token_ids[0],
+        logprob=values[0],
+        rank=int(logprobs.ranks[row]),
+        top=tuple(zip(token_ids[1:], values[1:], strict=True)),
+    )

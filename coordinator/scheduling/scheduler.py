@@ -1,0 +1,313 @@
+"""Plans steps, commits their results, aborts. No I/O, no clock, no await.
+
+There is no prefill or decode phase: a sequence's computed tokens catch up with its known ones, and a
+sequence that has caught up samples one more. Rules that hold at all times:
+
+- A sequence has at most one step in flight, and so has a cohort.
+- Running sequences stand in order of arrival, before every preempted one, before every new one; the
+  youngest running one gives way when blocks run out, so the oldest always progresses.
+- Blocks may be freed while a step that writes them is in flight: every rank runs steps in order, so
+  their next owner's step overwrites them before it reads them.
+- A sequence is admitted when blocks for all its known tokens are free and one more for every running
+  sequence, so what is admitted is not preempted again before others have grown by a block.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from common.config import ScheduleConfig
+from common.errors import CacheFull, InvalidRequest, StepFailed
+from common.requests import Request, TokenDelta
+from common.step import ModelRunnerOutput, SchedulerOutput
+from coordinator.kv.allocator import KVAllocator
+from coordinator.kv.block_pool import BlockPool
+from coordinator.scheduling.budget import StepBudget
+from coordinator.scheduling.cohorts import Cohorts
+from coordinator.scheduling.deltas import token_delta
+from coordinator.scheduling.planner import ScheduledRow, StepPlanner
+from coordinator.scheduling.preemption import youngest
+from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState
+from coordinator.scheduling.waiting_queue import FirstComeQueue, WaitingQueue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _PlannedStep:
+    """A step in flight; cohort None: it belongs to no cohort. `sampling` maps handle to sequence."""
+
+    output: SchedulerOutput
+    cohort: int | None
+    sequences: tuple[Sequence, ...]
+    sampling: dict[int, Sequence]
+
+
+class Scheduler:
+    """All sequences of a replica and the blocks they hold.
+
+    Its outputs must be executed in order and its results handed back in the same order.
+    """
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        *,
+        num_stages: int,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.config = config
+        self._max_steps_in_flight = config.steps_in_flight(num_stages)
+        self._eos_token_ids = eos_token_ids
+        self._allocator = KVAllocator(BlockPool(num_blocks), block_size=block_size)
+        self._planner = StepPlanner()
+        self._cohorts = Cohorts(config.num_cohorts(num_stages))
+        self._waiting: WaitingQueue = FirstComeQueue(config.max_waiting)
+        self._running: dict[int, Sequence] = {}
+        self._sequences: dict[int, Sequence] = {}
+        self._in_flight: deque[_PlannedStep] = deque()
+        self._last_handle = 0
+        self.num_preemptions = 0
+        self.max_sequence_len = min(max_model_len, self._allocator.capacity)
+        """Most tokens of a sequence, prompt and output: the model's length or all the cache holds."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences waiting, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._running)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+        return self._allocator.num_free_blocks
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps planned and not committed."""
+        return len(self._in_flight)
+
+    @property
+    def has_undelivered_finishes(self) -> bool:
+        """True while workers hold a request that is finished or preempted."""
+        return self._planner.has_undelivered_drops
+
+    def begin_generation(self, *, epoch: int, generation: int) -> None:
+        """Number steps from 1, on workers that hold no request."""
+        assert not self._running, "sequences still hold blocks of the former generation"
+        assert not self._in_flight, "steps of the former generation are still in flight"
+        self._planner.begin_generation(epoch=epoch, generation=generation)
+
+    def add(self, request: Request) -> int:
+        """Queue a request and return its handle.
+
+        Raises InvalidRequest when it can never run, Overloaded when the queue is full.
+        """
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens >= self.max_sequence_len:
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens; prompt and output together may have "
+                f"{self.max_sequence_len}",
+                param="prompt",
+            )
+        sequence = Sequence(self._last_handle + 1, request, max_sequence_len=self.max_sequence_len)
+        self._waiting.append(sequence)
+        self._last_handle = sequence.handle
+        self._sequences[sequence.handle] = sequence
+        return sequence.handle
+
+    def abort(self, handle: int) -> None:
+        """Forget a sequence and free its blocks, also while it is in flight; unknown ones are ignored."""
+        sequence = self._sequences.get(handle)
+        if sequence is not None:
+            self._finish(sequence)
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Plan the next step; None when nothing can run before a step in flight is committed."""
+        if len(self._in_flight) >= self._max_steps_in_flight:
+            return None
+        for cohort in self._cohorts.idle_in_turn():
+            rows = self._choose_rows(cohort)
+            if rows:
+                return self._start_step(rows, cohort)
+        return None
+
+    def plan_step_without_tokens(self) -> SchedulerOutput:
+        """Plan a step that only tells the workers which requests are finished or preempted."""
+        return self._start_rowless_step(self._planner.plan([]))
+
+    def plan_warm_up(self) -> SchedulerOutput:
+        """Plan a step through all stages that touches only the null block; its token is discarded."""
+        self._last_handle += 1
+        return self._start_rowless_step(self._planner.plan_warm_up(self._last_handle))
+
+    def update_from_output(
+        self, output: SchedulerOutput, result: ModelRunnerOutput
+    ) -> list[tuple[int, TokenDelta]]:
+        """Commit the oldest step in flight and return what each request gets, by handle.
+
+        Requests named in result.request_errors are forgotten. Raises StepFailed when the result does
+        not belong to the step or leaves out a row that had to sample.
+        """
+        step = self._in_flight.popleft()
+        assert step.output is output, "steps are committed in the order they were planned"
+        self._end_step(step)
+        for handle, _ in result.request_errors:
+            self.abort(handle)
+        if step.cohort is None:
+            return []
+        _check_result(step, result)
+        return self._commit_tokens(step, result)
+
+    def _choose_rows(self, cohort: int) -> list[ScheduledRow]:
+        self._cohorts.even_out(cohort)
+        budget = StepBudget(
+            num_tokens=self.config.max_num_batched_tokens,
+            num_seats=self.config.sequence_limit - len(self._running),
+        )
+        num_preemptions = self.num_preemptions
+        rows = self._continue_running(cohort, budget)
+        if self.num_preemptions == num_preemptions:
+            rows += self._admit_waiting(cohort, budget)
+        return rows
+
+    def _continue_running(self, cohort: int, budget: StepBudget) -> list[ScheduledRow]:
+        rows: list[ScheduledRow] = []
+        for sequence in self._cohorts.members(cohort):
+            is_preempted = sequence.state is not SequenceState.RUNNING
+            if not budget.num_tokens or is_preempted or not self._make_room(sequence):
+                break  # the victims are the youngest, so nothing behind a preempted one runs
+            missing = sequence.num_tokens - sequence.num_computed_tokens
+            rows.append(ScheduledRow(sequence, budget.take_tokens(missing)))
+        return rows
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Give a sequence blocks for its known tokens; False when it was preempted itself."""
+        while True:
+            try:
+                self._allocator.append(sequence.block_table, sequence.num_tokens)
+            except CacheFull:
+                victim = youngest(self._running)
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+            else:
+                return True
+
+    def _admit_waiting(self, cohort: int, budget: StepBudget) -> list[ScheduledRow]:
+        rows: list[ScheduledRow] = []
+        num_sequences = min(len(self._running) + len(self._waiting), self.config.sequence_limit)
+        fair_size = self._cohorts.fair_size(num_sequences)
+        while budget.num_tokens and budget.num_seats and self._cohorts.size(cohort) < fair_size:
+            sequence = self._waiting.peek()
+            # A preempted sequence waits for the token of its step in flight, and all behind it wait.
+            if sequence is None or sequence.is_in_flight or not self._admit(sequence, cohort):
+                break
+            budget.take_seat()
+            rows.append(ScheduledRow(sequence, budget.take_tokens(sequence.num_tokens)))
+        return rows
+
+    def _admit(self, sequence: Sequence, cohort: int) -> bool:
+        """Let a waiting sequence run; False when the blocks do not suffice."""
+        try:
+            sequence.block_table = self._allocator.reserve(
+                sequence.num_tokens, num_spare=len(self._running)
+            )
+        except CacheFull:
+            return False
+        self._waiting.remove(sequence)
+        sequence.move(SequenceEvent.ADMIT)
+        self._running[sequence.handle] = sequence
+        self._cohorts.join(sequence, cohort)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take everything computed away; a token in flight is still committed."""
+        self._stop_running(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.move(SequenceEvent.PREEMPT)
+        self._waiting.return_preempted(sequence)
+        self._planner.drop_preempted(sequence.handle)
+        self.num_preemptions += 1
+
+    def _finish(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.RUNNING:
+            self._stop_running(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.move(SequenceEvent.FINISH)
+        del self._sequences[sequence.handle]
+        self._planner.drop_finished(sequence.handle)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        del self._running[sequence.handle]
+        self._cohorts.leave(sequence)
+        self._allocator.release(sequence.block_table)
+
+    def _start_step(self, rows: list[ScheduledRow], cohort: int) -> SchedulerOutput:
+        output = self._planner.plan(rows)
+        sampling: dict[int, Sequence] = {}
+        for sequence, num_tokens in rows:
+            sequence.num_computed_tokens += num_tokens
+            sequence.is_in_flight = True
+            if sequence.num_computed_tokens == sequence.num_tokens:
+                sampling[sequence.handle] = sequence
+        self._cohorts.start_step(cohort)
+        sequences = tuple(row.sequence for row in rows)
+        self._in_flight.append(
+            _PlannedStep(output=output, cohort=cohort, sequences=sequences, sampling=sampling)
+        )
+        return output
+
+    def _start_rowless_step(self, output: SchedulerOutput) -> SchedulerOutput:
+        self._in_flight.append(_PlannedStep(output=output, cohort=None, sequences=(), sampling={}))
+        return output
+
+    def _end_step(self, step: _PlannedStep) -> None:
+        for sequence in step.sequences:
+            sequence.is_in_flight = False
+        if step.cohort is not None:
+            self._cohorts.end_step(step.cohort)
+
+    def _commit_tokens(
+        self, step: _PlannedStep, result: ModelRunnerOutput
+    ) -> list[tuple[int, TokenDelta]]:
+        deltas: list[tuple[int, TokenDelta]] = []
+        token_ids = result.sampled_token_ids.values.tolist()
+        for row, handle in enumerate(result.handles.tolist()):
+            sequence = step.sampling[handle]
+            if sequence.state is SequenceState.FINISHED:
+                continue  # aborted while in flight
+            finish_reason = sequence.append(token_ids[row], eos_token_ids=self._eos_token_ids)
+            delta = token_delta(
+                token_ids[row],
+                finish_reason=finish_reason,
+                logprobs=result.logprobs,
+                row=row,
+                num_logprobs=sequence.request.sampling.num_logprobs,
+            )
+            deltas.append((handle, delta))
+            if finish_reason is not None:
+                self._finish(sequence)
+        return deltas
+
+
+def _check_result(step: _PlannedStep, result: ModelRunnerOutput) -> None:
+    """Every row that had to sample has one token or an error, and no other has a token."""
+    if result.key.step_id != step.output.step_id:
+        raise StepFailed(f"{result.key.step_id} was answered in place of {step.output.step_id}")
+    handles = result.handles.tolist()
+    failed = {handle for handle, _ in result.request_errors}
+    if (
+        len(result.sampled_token_ids.values) != len(handles)
+        or len(set(handles)) != len(handles)
+        or set(handles) != step.sampling.keys() - failed
+    ):
+        raise StepFailed(
+            f"step {step.output.step_id.step} had to sample {len(step.sampling)} requests and the "
+            f"result names {len(handles)} with {len(result.sampled_token_ids.values)} tokens"
+        )

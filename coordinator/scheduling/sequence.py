@@ -1,0 +1,88 @@
+"""One sequence: its tokens, blocks, counts and state. Knows nothing of steps or other sequences."""
+
+from array import array
+from enum import Enum, auto
+
+from common.requests import FinishReason, Request
+from common.transitions import Transitions
+
+TOKEN_TYPECODE = "i"
+
+
+class SequenceState(Enum):
+    """Where a sequence stands; a preempted one is WAITING again."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class SequenceEvent(Enum):
+    """What happens to a sequence."""
+
+    ADMIT = auto()
+    PREEMPT = auto()
+    FINISH = auto()
+
+
+TRANSITIONS = Transitions(
+    {
+        (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.RUNNING,
+        (SequenceState.RUNNING, SequenceEvent.PREEMPT): SequenceState.WAITING,
+        (SequenceState.RUNNING, SequenceEvent.FINISH): SequenceState.FINISHED,
+        # Aborted before admission, or preempted while the step in flight held its last token.
+        (SequenceState.WAITING, SequenceEvent.FINISH): SequenceState.FINISHED,
+    }
+)
+
+
+class Sequence:
+    """The tokens of one request and how far they are computed.
+
+    token_ids: prompt, then committed output. num_computed_tokens counts tokens whose keys and values
+    stand in block_table once the step in flight is done. max_len: most tokens, prompt included.
+    """
+
+    __slots__ = (
+        "block_table",
+        "cohort",
+        "handle",
+        "is_in_flight",
+        "max_len",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "request",
+        "state",
+        "token_ids",
+    )
+
+    def __init__(self, handle: int, request: Request, *, max_sequence_len: int) -> None:
+        self.handle = handle
+        self.request = request
+        self.token_ids = array(TOKEN_TYPECODE, request.prompt_token_ids)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.max_len = min(max_sequence_len, self.num_prompt_tokens + request.stopping.max_tokens)
+        self.num_computed_tokens = 0
+        self.block_table: list[int] = []
+        self.cohort = 0
+        self.is_in_flight = False
+        self.state = SequenceState.WAITING
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens."""
+        return len(self.token_ids)
+
+    def move(self, event: SequenceEvent) -> None:
+        """Change state; raises WrongState when the event cannot happen in this one."""
+        self.state = TRANSITIONS.next(self.state, event)
+
+    def append(self, token_id: int, *, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """Commit one sampled token and say whether it ends the output: EOS, stop token, length."""
+        self.token_ids.append(token_id)
+        stopping = self.request.stopping
+        if token_id in eos_token_ids and not stopping.ignore_eos:
+            return FinishReason.STOP
+        if token_id in stopping.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
