@@ -1,0 +1,86 @@
+"""Command line of the worker process: `python -m worker_service [worker] FLAGS`, or `model ...`.
+
+The one line on stdout is JSON and says where the worker is reached once it is; the log goes to
+stderr. Exit codes: 0 asked to end, 1 the device was lost, 2 a flag or setting cannot work.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.config import WorkerConfig
+from common.config_loader import environment, flag_specs, load_config
+from common.errors import ConfigError
+from common.logs import configure_logging
+
+if TYPE_CHECKING:
+    from worker_service.app import Ready
+
+CONFIG_ERROR_EXIT = 2
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return the exit code."""
+    match arguments:
+        case ["model", *rest]:
+            from worker_service.model_import.command import main as run_model_command
+
+            return run_model_command(rest)
+        case ["worker", *rest]:
+            return run_worker_command(rest)
+        case _:
+            return run_worker_command(arguments)
+
+
+def run_worker_command(arguments: list[str]) -> int:
+    """Serve as a worker until told to end."""
+    flags = vars(_parser().parse_args(arguments))
+    file, exit_with_stdin = flags.pop("config"), flags.pop("exit_with_stdin")
+    configure_logging("worker")
+    try:
+        config = load_config(WorkerConfig, file=file, environ=environment(), flags=flags)
+        # Imported here because it brings torch, which a wrong flag or --help need not wait for.
+        from worker_service.app import run_worker
+
+        return asyncio.run(
+            run_worker(config, exit_with_stdin=exit_with_stdin, announce=_print_ready)
+        )
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return CONFIG_ERROR_EXIT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker_service worker",
+        description="Serve one rank of a worker group over gRPC.",
+    )
+    for spec in flag_specs(WorkerConfig):
+        # No argparse default: an absent flag leaves the value to environment and file.
+        shown = "" if spec.default is None else f" (default: {spec.default})"
+        parser.add_argument(f"--{spec.name}", type=spec.type, help=spec.help + shown)
+    parser.add_argument("--config", type=Path, help="TOML file with a [worker] table")
+    parser.add_argument(
+        "--exit-with-stdin",
+        action="store_true",
+        help="end when standard input is closed, as when the parent process is gone",
+    )
+    return parser
+
+
+def _print_ready(ready: "Ready") -> None:
+    line = {
+        "event": "ready",
+        "address": ready.address,
+        "tensor_endpoint": ready.tensor_endpoint,
+        "incarnation": ready.incarnation,
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""Composition root of a worker process: the only place that wires its parts together."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from stepwire.v1 import worker_pb2
+from stepwire.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+
+from common.channels.channel import TensorChannels
+from common.channels.zmq_channel import ZmqChannels
+from common.config import WorkerConfig, join_address, split_address
+from common.health import LIVENESS, WORKER, WORKER_STEPS, HealthBoard
+from common.rpc.interceptors import ServiceInterceptor
+from common.rpc.server import add_reflection, bind, build_server
+from worker_service.ending import Ending
+from worker_service.lifecycle import State
+from worker_service.servicer import WorkerRpc
+from worker_service.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+# Seconds: the event loop answers health checks while the device thread runs Python, so it must not
+# wait the default 5 ms for the interpreter lock.
+SWITCH_INTERVAL_SECONDS = 0.0005
+STOP_GRACE_SECONDS = 1.0
+CLOSE_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Where a worker that has started is reached, and its random id."""
+
+    address: str
+    tensor_endpoint: str
+    incarnation: str
+
+
+async def run_worker(
+    config: WorkerConfig, *, exit_with_stdin: bool, announce: Callable[[Ready], None]
+) -> int:
+    """Serve until it is time to end and return the exit code; `announce` is called when ready.
+
+    Raises ConfigError when an address or the device cannot be had.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    channels = ZmqChannels(config.tensor_bind, config.tensor_advertise)
+    try:
+        ending = Ending(drain_timeout=config.drain_timeout)
+        health = HealthBoard()
+        server = build_server(interceptors=[ServiceInterceptor()])
+        port = bind(server, config.listen)
+        worker = _make_worker(config, channels, health, ending)
+        _add_services(server, worker, health)
+        await server.start()
+        for name, serving in ((LIVENESS, True), (WORKER, True), (WORKER_STEPS, False)):
+            health.set(name, serving)
+        ending.watch_signals()
+        if exit_with_stdin:
+            ending.watch_stdin()
+        info = await worker.describe()
+        announce(
+            Ready(
+                address=_reachable_at(config, port),
+                tensor_endpoint=info.tensor_endpoint,
+                incarnation=info.incarnation,
+            )
+        )
+        exit_code = await ending.wait()
+        await _stop(server, worker, health, exit_code)
+        return exit_code
+    finally:
+        channels.close()
+
+
+def _make_worker(
+    config: WorkerConfig, channels: TensorChannels, health: HealthBoard, ending: Ending
+) -> Worker:
+    def state_changed(state: State) -> None:
+        health.set(WORKER_STEPS, state is State.SERVING)
+        if state.is_in_generation:
+            ending.hold()
+        else:
+            ending.release()
+
+    def lost(cause: str) -> None:
+        health.set(WORKER, serving=False)
+        health.set(WORKER_STEPS, serving=False)
+        ending.device_lost(cause)
+
+    worker = Worker(config, channels, on_state=state_changed)
+    worker.on_lost(lost)
+    return worker
+
+
+def _add_services(server: grpc.aio.Server, worker: Worker, health: HealthBoard) -> None:
+    add_WorkerServicer_to_server(WorkerRpc(worker), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer(), server)
+    services = worker_pb2.DESCRIPTOR.services_by_name, health_pb2.DESCRIPTOR.services_by_name
+    add_reflection(
+        server, [service.full_name for by_name in services for service in by_name.values()]
+    )
+
+
+def _reachable_at(config: WorkerConfig, port: int) -> str:
+    """HOST:PORT for others: as advertised, or the host listened on with the port that was free."""
+    if config.advertise is not None:
+        return config.advertise
+    host, _ = split_address("listen", config.listen)
+    return join_address(host, port)
+
+
+async def _stop(
+    server: grpc.aio.Server, worker: Worker, health: HealthBoard, exit_code: int
+) -> None:
+    """Refuse new calls, let go of the device, and leave hard when a kernel does not return."""
+    for name in (WORKER, WORKER_STEPS):
+        health.set(name, serving=False)
+    closing = asyncio.ensure_future(worker.close())
+    await server.stop(STOP_GRACE_SECONDS)
+    try:
+        await asyncio.wait_for(closing, CLOSE_TIMEOUT_SECONDS)
+    except TimeoutError:
+        # The interpreter cannot be torn down under a running kernel without crashing.
+        logger.warning("device still busy, leaving without it")
+        os._exit(exit_code)

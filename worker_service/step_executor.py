@@ -1,0 +1,152 @@
+"""One step on one rank: guard, validate, run, send on or answer, and say where the time went.
+
+Runs on the device thread. A refusal changes nothing; a failure ends the generation on this rank.
+Knows neither RPCs nor how a forward pass is made.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import Tensor
+
+from common.clock import Clock
+from common.errors import Cancelled, InvalidStep, StepFailed, StepRefused
+from common.step import (
+    ExecutePending,
+    ExecuteResult,
+    IntermediateTensors,
+    ModelRunnerOutput,
+    Phase,
+    SchedulerOutput,
+    StepId,
+    StepKey,
+    StepTimings,
+)
+from common.worker_api import ExecuteModel, Rank
+from worker_service.runner.model_runner import ModelRunner
+from worker_service.runner.stage_tensors import to_wire
+from worker_service.stage_links import StageLinks, TimedInputs
+from worker_service.step_guard import StepGuard
+
+logger = logging.getLogger(__name__)
+
+
+class StepExecutor:
+    """Runs the steps of one generation in the order they are given."""
+
+    def __init__(
+        self, runner: ModelRunner, guard: StepGuard, links: StageLinks, *, rank: Rank, clock: Clock
+    ) -> None:
+        self._runner = runner
+        self._guard = guard
+        self._links = links
+        self._rank = rank
+        self._clock = clock
+        self._forward_timings = StepTimings()
+
+    def execute(self, request: ExecuteModel) -> ExecuteResult:
+        """Run the execute phase.
+
+        Raises a StepRefused or TensorError when the step cannot run, and then nothing has changed;
+        StepFailed, naming rank and cause, when it failed while it ran.
+        """
+        output = request.scheduler_output
+        key = StepKey(step_id=output.step_id, phase=Phase.EXECUTE)
+        self._guard.check_execute(output)
+        _check_inline(request)
+        self._runner.validate(output)
+        inputs = self._links.inputs(key, request.intermediate_tensors)
+        with self._ending_generation_on_failure(key):
+            result = self._run_forward(output, inputs)
+            self._guard.executed(output.step_id, is_sample_due=result is None)
+            return self._answer(key, result, inline_reply=request.inline_reply)
+
+    def sample(self, step_id: StepId) -> ModelRunnerOutput:
+        """Run the sample phase that is due; raises like `execute`."""
+        self._guard.check_sample(step_id)
+        key = StepKey(step_id=step_id, phase=Phase.SAMPLE)
+        with self._ending_generation_on_failure(key):
+            started_ns = self._clock.monotonic_ns()
+            sampled = self._runner.sample_tokens(step_id)
+            self._guard.sampled()
+            timings = StepTimings(
+                compute_start_ns=started_ns, compute_end_ns=self._clock.monotonic_ns()
+            )
+            return replace(sampled, timings=timings)
+
+    def execute_and_sample(self, request: ExecuteModel) -> ExecuteResult:
+        """Run both phases where there are two; the timings then cover both."""
+        executed = self.execute(request)
+        if not isinstance(executed, ExecutePending):
+            return executed
+        sampled = self.sample(executed.key.step_id)
+        timings = replace(self._forward_timings, compute_end_ns=sampled.timings.compute_end_ns)
+        return replace(sampled, timings=timings)
+
+    def _run_forward(
+        self, output: SchedulerOutput, inputs: TimedInputs
+    ) -> dict[str, Tensor] | ModelRunnerOutput | None:
+        started_ns = self._clock.monotonic_ns()
+        result = self._runner.execute_model(output, inputs)
+        # COMPUTE starts when the input is there: what comes before is a few host arrays.
+        self._forward_timings = StepTimings(
+            compute_start_ns=inputs.received_ns or started_ns,
+            compute_end_ns=self._clock.monotonic_ns(),
+            wait_input_ns=inputs.wait_ns or 0,
+        )
+        return result
+
+    def _answer(
+        self,
+        key: StepKey,
+        result: dict[str, Tensor] | ModelRunnerOutput | None,
+        *,
+        inline_reply: bool,
+    ) -> ExecuteResult:
+        if result is None:
+            return ExecutePending(key=key)
+        if isinstance(result, ModelRunnerOutput):
+            return replace(result, timings=self._forward_timings)
+        # Copies from a GPU wait for the forward pass, so COMPUTE ends after them.
+        tensors = to_wire(result)
+        timings = replace(self._forward_timings, compute_end_ns=self._clock.monotonic_ns())
+        if not inline_reply:
+            self._links.send(key, tensors)
+        return IntermediateTensors(
+            key=key,
+            descriptors=tuple(tensor.descriptor for tensor in tensors),
+            inline=tensors if inline_reply else None,
+            timings=timings,
+        )
+
+    @contextmanager
+    def _ending_generation_on_failure(self, key: StepKey) -> Iterator[None]:
+        try:
+            yield
+        except StepRefused:
+            raise
+        except Exception as error:
+            failure = StepFailed(
+                f"{self._rank}: step {key.step_id.step} failed in its {key.phase.name.lower()} "
+                f"phase: {type(error).__name__}: {error}"
+            )
+            self._guard.fail(failure)
+            logger.warning(
+                "step failed",
+                extra={"cause": str(failure)},
+                exc_info=not isinstance(error, Cancelled),
+            )
+            raise failure from error
+
+
+def _check_inline(request: ExecuteModel) -> None:
+    """Raise InvalidStep for another step's tensors, TensorError for damaged ones."""
+    given, step_id = request.intermediate_tensors, request.scheduler_output.step_id
+    if given is None:
+        return
+    if given.key.step_id != step_id:
+        raise InvalidStep(f"{step_id} came with the intermediate tensors of {given.key.step_id}")
+    for tensor in given.inline or ():
+        tensor.verify()
