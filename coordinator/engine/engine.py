@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from common.errors import AlreadyExists, Cancelled, Unavailable
+from common.errors import AlreadyExists, Cancelled
 from common.requests import Request
 from coordinator.engine.generation import ChatTurn, GenerationInput, ServedModel
 from coordinator.engine.limits import build_request, check_input
@@ -57,21 +57,16 @@ class Engine:
         self._tokenizer = tokenizer
         self._loop = loop
         self._draw_seed = draw_seed
-        self._refusal: str | None = None
         self._claims: dict[str, _Claim] = {}
 
     @property
     def is_serving(self) -> bool:
         """Whether new requests are accepted."""
-        return self._refusal is None and self._loop.is_serving
+        return self._loop.is_serving
 
     def models(self) -> tuple[ServedModel, ...]:
         """The served models."""
         return (self._model,)
-
-    def refuse(self, reason: str) -> None:
-        """Refuse new requests from now on, as Unavailable with this reason; running ones go on."""
-        self._refusal = reason
 
     async def generate(self, asked: GenerationInput) -> TextStream:
         """Accept a request and return its output, to be closed by the caller.
@@ -79,8 +74,6 @@ class Engine:
         Raises InvalidRequest, NotFound, AlreadyExists, Overloaded or Unavailable; nothing is held
         then. A caller cancelled in here has submitted nothing.
         """
-        if self._refusal is not None:
-            raise Unavailable(self._refusal)
         check_input(asked, model=self._model)
         if asked.request_id in self._claims:
             raise AlreadyExists(f"a request with the id {asked.request_id!r} is running")

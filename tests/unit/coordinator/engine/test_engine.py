@@ -186,17 +186,6 @@ async def test_a_failed_request_raises_and_is_freed():
     assert not loop.running
 
 
-async def test_a_refusing_engine_lets_running_requests_go_on():
-    """After refuse() new requests fail with its reason, and open streams end normally."""
-    engine = engine_on(ScriptedLoop(deltas("a")))
-    stream = await engine.generate(asked())
-    engine.refuse("the service drains")
-    with pytest.raises(Unavailable, match="drains"):
-        await engine.generate(asked())
-    assert not engine.is_serving
-    assert [delta.text async for delta in stream] == ["a"]
-
-
 async def test_the_gate_is_shut_until_the_engine_stands():
     """Before the start is over there is no engine, and the error says so."""
     gate = EngineGate()

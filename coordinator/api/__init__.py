@@ -1,0 +1,1 @@
+"""The protocols clients speak: decode, call the engine, encode."""

@@ -1,0 +1,122 @@
+"""The gRPC service Inference: decode, call the engine, encode."""
+
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+from stepwire.v1 import inference_pb2 as pb
+from stepwire.v1 import inference_pb2_grpc
+
+from common.requests import FinishReason
+from coordinator.engine.gate import EngineGate
+from coordinator.engine.generation import (
+    ChatTurn,
+    GenerationInput,
+    PositionLogprobs,
+    TextDelta,
+    TokenLogprob,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+FINISH_REASONS = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+}
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Serves whatever engine stands behind the gate; a cancelled call frees its request."""
+
+    def __init__(self, gate: EngineGate) -> None:
+        """Answer Unavailable until the gate opens."""
+        self._gate = gate
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncGenerator[pb.GenerateResponse]:
+        """Stream the output of one request."""
+        asked = decode_generate(request)
+        async with await self._gate.engine.generate(asked) as stream:
+            async for delta in stream:
+                yield encode_delta(asked.request_id, delta)
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """End a running request; its stream ends with FINISH_REASON_ABORT."""
+        self._gate.engine.abort(request.request_id)
+        return pb.AbortResponse()
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        """Name the served models."""
+        return pb.ListModelsResponse(
+            models=[
+                pb.Model(name=model.name, max_model_len=model.max_model_len, created=model.created)
+                for model in self._gate.engine.models()
+            ]
+        )
+
+
+def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
+    """The engine's input, unchecked; a request without an id gets one."""
+    return GenerationInput(
+        request_id=request.request_id or f"gen-{uuid.uuid4().hex}",
+        model=request.model,
+        prompt=_prompt(request),
+        max_tokens=_optional(request, "max_tokens"),
+        temperature=_optional(request, "temperature"),
+        top_k=_optional(request, "top_k"),
+        top_p=_optional(request, "top_p"),
+        min_p=_optional(request, "min_p"),
+        seed=_optional(request, "seed"),
+        stop=tuple(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        logprobs=_optional(request, "logprobs"),
+    )
+
+
+def encode_delta(request_id: str, delta: TextDelta) -> pb.GenerateResponse:
+    """One response; usage stands on the last one only."""
+    response = pb.GenerateResponse(
+        request_id=request_id,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=[_encode_position(position) for position in delta.logprobs or ()],
+        finish_reason=FINISH_REASONS[delta.finish_reason],
+    )
+    if delta.finish_reason is not None:
+        response.usage.prompt_tokens = delta.num_prompt_tokens
+        response.usage.completion_tokens = delta.num_generated_tokens
+    return response
+
+
+def _prompt(request: pb.GenerateRequest) -> str | tuple[int, ...] | tuple[ChatTurn, ...]:
+    match request.WhichOneof("prompt"):
+        case "token_ids":
+            return tuple(request.token_ids.ids)
+        case "conversation":
+            messages = request.conversation.messages
+            return tuple(ChatTurn(role=turn.role, content=turn.content) for turn in messages)
+        case _:
+            return request.text
+
+
+def _optional(request: pb.GenerateRequest, field: str) -> Any:
+    return getattr(request, field) if request.HasField(field) else None
+
+
+def _encode_position(position: PositionLogprobs) -> pb.PositionLogprobs:
+    return pb.PositionLogprobs(
+        chosen=_encode_token(position.chosen),
+        rank=position.rank,
+        top=[_encode_token(token) for token in position.top],
+    )
+
+
+def _encode_token(token: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(token_id=token.token_id, token=token.text, logprob=token.logprob)

@@ -1,0 +1,171 @@
+"""What the engine gives back -> OpenAI answers, whole and in chunks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from common.requests import FinishReason
+from coordinator.engine.generation import PositionLogprobs, TextDelta, TokenLogprob
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHead:
+    """What every chunk of an answer repeats; created is Unix seconds."""
+
+    id: str
+    model: str
+    created: int
+
+
+class AnswerFormat(Protocol):
+    """How one endpoint spells an answer."""
+
+    head: AnswerHead
+
+    def opening(self) -> list[Body]:
+        """Chunks before the first delta."""
+        ...
+
+    def chunk(self, delta: TextDelta) -> Body:
+        """The chunk of one delta."""
+        ...
+
+    def usage_chunk(self, last: TextDelta) -> Body:
+        """The chunk that ends a stream whose client wants counts."""
+        ...
+
+    def whole(self, deltas: Sequence[TextDelta]) -> Body:
+        """The answer in one piece; deltas holds at least the last one."""
+        ...
+
+
+class CompletionFormat:
+    """Answers of /v1/completions."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        """Repeat the head in every body."""
+        self.head = head
+
+    def opening(self) -> list[Body]:
+        """Nothing: a text begins with itself."""
+        return []
+
+    def chunk(self, delta: TextDelta) -> Body:
+        """New text and its log-probabilities."""
+        return self._body(self._choice([delta]))
+
+    def usage_chunk(self, last: TextDelta) -> Body:
+        """Counts, and no choice."""
+        return self._body() | {"usage": usage(last)}
+
+    def whole(self, deltas: Sequence[TextDelta]) -> Body:
+        """The whole text with counts."""
+        return self._body(self._choice(deltas)) | {"usage": usage(deltas[-1])}
+
+    def _body(self, *choices: Body) -> Body:
+        return _head_body(self.head, "text_completion") | {"choices": list(choices)}
+
+    def _choice(self, deltas: Sequence[TextDelta]) -> Body:
+        positions = _positions(deltas)
+        return {
+            "index": 0,
+            "text": "".join(delta.text for delta in deltas),
+            "logprobs": None if positions is None else _legacy_logprobs(positions),
+            "finish_reason": _finish_reason(deltas[-1]),
+        }
+
+
+class ChatFormat:
+    """Answers of /v1/chat/completions."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        """Repeat the head in every body."""
+        self.head = head
+
+    def opening(self) -> list[Body]:
+        """The chunk that names the speaker."""
+        return [self._chunk({"role": "assistant", "content": ""})]
+
+    def chunk(self, delta: TextDelta) -> Body:
+        """New text and its log-probabilities."""
+        body = self._chunk({"content": delta.text} if delta.text else {})
+        choice = body["choices"][0]
+        choice["logprobs"] = _chat_logprobs([delta])
+        choice["finish_reason"] = _finish_reason(delta)
+        return body
+
+    def usage_chunk(self, last: TextDelta) -> Body:
+        """Counts, and no choice."""
+        head = _head_body(self.head, "chat.completion.chunk")
+        return head | {"choices": [], "usage": usage(last)}
+
+    def whole(self, deltas: Sequence[TextDelta]) -> Body:
+        """The whole message with counts."""
+        text = "".join(delta.text for delta in deltas)
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": _chat_logprobs(deltas),
+            "finish_reason": _finish_reason(deltas[-1]),
+        }
+        head = _head_body(self.head, "chat.completion")
+        return head | {"choices": [choice], "usage": usage(deltas[-1])}
+
+    def _chunk(self, delta: Body) -> Body:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _head_body(self.head, "chat.completion.chunk") | {"choices": [choice]}
+
+
+def usage(last: TextDelta) -> Body:
+    """Tokens counted at the last delta."""
+    return {
+        "prompt_tokens": last.num_prompt_tokens,
+        "completion_tokens": last.num_generated_tokens,
+        "total_tokens": last.num_prompt_tokens + last.num_generated_tokens,
+    }
+
+
+def _head_body(head: AnswerHead, kind: str) -> Body:
+    return {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+
+
+def _finish_reason(delta: TextDelta) -> str | None:
+    reason: FinishReason | None = delta.finish_reason
+    return None if reason is None else reason.value
+
+
+def _positions(deltas: Sequence[TextDelta]) -> list[PositionLogprobs] | None:
+    """Log-probabilities of all deltas, None when none were asked for."""
+    asked = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return [position for positions in asked for position in positions] if asked else None
+
+
+def _legacy_logprobs(positions: Sequence[PositionLogprobs]) -> Body:
+    """Parallel lists, one entry per token; alternatives by their text, best first."""
+    return {
+        "tokens": [position.chosen.text for position in positions],
+        "token_logprobs": [position.chosen.logprob for position in positions],
+        "top_logprobs": [
+            {token.text: token.logprob for token in reversed(position.top)}
+            for position in positions
+        ],
+        "text_offset": [position.text_offset for position in positions],
+    }
+
+
+def _chat_logprobs(deltas: Sequence[TextDelta]) -> Body | None:
+    positions = _positions(deltas)
+    if positions is None:
+        return None
+    content = [
+        _chat_token(position.chosen)
+        | {"top_logprobs": [_chat_token(token) for token in position.top]}
+        for position in positions
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(token: TokenLogprob) -> Body:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.token_bytes)}

@@ -1,0 +1,199 @@
+"""The HTTP routes OpenAI clients use, and /health and /version for operators."""
+
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from common.clock import Clock
+from common.errors import NotFound, ServiceError
+from coordinator.api.event_stream import DONE, EventStreamResponse, event, unless_client_leaves
+from coordinator.api.openai_answers import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from coordinator.api.openai_schema import ChatBody, CompletionBody, GenerationBody
+from coordinator.api.problems import problem, service_error_body, service_error_response
+from coordinator.api.unsupported_fields import UnknownFields
+from coordinator.engine.gate import EngineGate
+from coordinator.engine.generation import GenerationInput, ServedModel, TextDelta
+from coordinator.engine.text_stream import TextStream
+
+
+class OpenAIRoutes:
+    """Serves whatever engine stands behind the gate; a client that leaves frees its request."""
+
+    def __init__(
+        self,
+        gate: EngineGate,
+        *,
+        is_healthy: Callable[[], bool],
+        version: str,
+        clock: Clock,
+    ) -> None:
+        """Answer 503 until the gate opens; is_healthy is what /health tells."""
+        self._gate = gate
+        self._is_healthy = is_healthy
+        self._version = version
+        self._clock = clock
+        self.unknown_fields = UnknownFields()
+
+    def router(self) -> APIRouter:
+        """All routes."""
+        router = APIRouter()
+        router.add_api_route("/v1/models", self.list_models, methods=["GET"])
+        router.add_api_route("/v1/models/{name:path}", self.get_model, methods=["GET"])
+        for path, endpoint in (
+            ("/v1/completions", self.complete),
+            ("/v1/chat/completions", self.chat),
+        ):
+            router.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+        router.add_api_route("/health", self.health, methods=["GET"], response_model=None)
+        router.add_api_route("/version", self.version, methods=["GET"])
+        return router
+
+    async def list_models(self) -> dict[str, Any]:
+        """The served models."""
+        models = self._gate.engine.models()
+        return {"object": "list", "data": [_model_body(model) for model in models]}
+
+    async def get_model(self, name: str) -> dict[str, Any]:
+        """One served model by name."""
+        for model in self._gate.engine.models():
+            if model.name == name:
+                return _model_body(model)
+        raise NotFound(f"there is no model {name!r}")
+
+    async def complete(self, body: CompletionBody, request: Request) -> Response:
+        """Continue a text or token ids."""
+        self.unknown_fields.check(body.model_extra or {})
+        asked = body.to_input(f"cmpl-{uuid.uuid4().hex}")
+        return await self._answer(request, body, asked, CompletionFormat(self._head(asked)))
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """Answer a conversation."""
+        self.unknown_fields.check(body.model_extra or {})
+        asked = body.to_input(f"chatcmpl-{uuid.uuid4().hex}")
+        return await self._answer(request, body, asked, ChatFormat(self._head(asked)))
+
+    async def health(self) -> Response:
+        """200 while requests are served, else 503."""
+        if self._is_healthy():
+            return JSONResponse({"status": "serving"})
+        return problem("the service takes no requests now", status=503, code="unavailable")
+
+    async def version(self) -> dict[str, str]:
+        """The release."""
+        return {"version": self._version}
+
+    def _head(self, asked: GenerationInput) -> AnswerHead:
+        name = asked.model or self._gate.engine.models()[0].name
+        return AnswerHead(id=asked.request_id, model=name, created=int(self._clock.unix_time()))
+
+    async def _answer(
+        self,
+        request: Request,
+        body: GenerationBody,
+        asked: GenerationInput,
+        spelling: AnswerFormat,
+    ) -> Response:
+        if not body.is_streamed:
+            deltas = await unless_client_leaves(request.receive, self._collect(asked))
+            return JSONResponse(spelling.whole(deltas))
+        async with AsyncExitStack() as held:
+            # Waiting for the first delta here lets an error before it be an HTTP status.
+            work = self._begin(asked, held)
+            first, stream = await unless_client_leaves(request.receive, work)
+            frames = _frames(first, stream, spelling, includes_usage=body.includes_usage)
+            return EventStreamResponse(frames, on_close=held.pop_all().aclose)
+
+    async def _collect(self, asked: GenerationInput) -> Sequence[TextDelta]:
+        async with await self._gate.engine.generate(asked) as stream:
+            return [delta async for delta in stream]
+
+    async def _begin(
+        self, asked: GenerationInput, held: AsyncExitStack
+    ) -> tuple[TextDelta, TextStream]:
+        stream = await held.enter_async_context(await self._gate.engine.generate(asked))
+        return await anext(stream), stream
+
+
+async def _frames(
+    first: TextDelta, stream: TextStream, spelling: AnswerFormat, *, includes_usage: bool
+) -> AsyncGenerator[bytes]:
+    """The frames of one streamed answer; an error becomes the last one."""
+    try:
+        for body in spelling.opening():
+            yield event(body)
+        last = first
+        if _is_worth_a_chunk(first):
+            yield event(spelling.chunk(first))
+        async for last in stream:
+            if _is_worth_a_chunk(last):
+                yield event(spelling.chunk(last))
+    except ServiceError as error:
+        yield event(service_error_body(error))
+        return
+    if includes_usage:
+        yield event(spelling.usage_chunk(last))
+    yield event(DONE)
+
+
+def _is_worth_a_chunk(delta: TextDelta) -> bool:
+    """Whether a delta says anything an OpenAI client can see; tokens without text do not."""
+    return bool(delta.text or delta.logprobs or delta.finish_reason)
+
+
+def _model_body(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "stepwire",
+        "max_model_len": model.max_model_len,
+    }
+
+
+def build_http_app(routes: OpenAIRoutes) -> FastAPI:
+    """The ASGI application: routes, and every failure in the shape OpenAI clients read."""
+    app = FastAPI(title="Stepwire", docs_url=None, redoc_url=None, strict_content_type=False)
+    app.include_router(routes.router())
+    app.add_exception_handler(ServiceError, _on_service_error)
+    app.add_exception_handler(RequestValidationError, _on_bad_body)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+    return app
+
+
+async def _on_service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return service_error_response(error)
+
+
+async def _on_bad_body(request: Request, error: Exception) -> Response:
+    """Name the first wrong field; a field with several allowed types has a complaint for each."""
+    assert isinstance(error, RequestValidationError)
+    complaints = error.errors()
+    path = [str(part) for part in complaints[0]["loc"] if part != "body"]
+    param = path[0] if path and complaints[0]["type"] != "json_invalid" else None
+    same = [
+        complaint["msg"]
+        for complaint in complaints
+        if param is not None and param in complaint["loc"]
+    ]
+    message = " or ".join(dict.fromkeys(same)) or "the body is not a JSON object"
+    return problem(
+        f"{param}: {message}" if param else message, status=400, code="invalid_request", param=param
+    )
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return problem(message, status=error.status_code)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return problem(f"internal error: {type(error).__name__}", status=500, code="internal")

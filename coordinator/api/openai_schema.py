@@ -1,0 +1,150 @@
+"""OpenAI request bodies -> what the engine is asked; ranges are the engine's to check."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from common.errors import InvalidRequest
+from coordinator.engine.generation import ChatTurn, GenerationInput
+from coordinator.engine.limits import check_range
+
+
+class _Part(BaseModel):
+    """A part of a body: types are not converted, fields without a model are kept aside."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class StreamOptions(_Part):
+    """What a stream carries beside the answer."""
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(_Part):
+    """What both endpoints share; None is the same as leaving a field out."""
+
+    model: str = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer comes as events."""
+        return bool(self.stream)
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def shared_options(self) -> dict[str, Any]:
+        """The fields of GenerationInput both endpoints fill alike."""
+        if self.stream_options is not None and not self.is_streamed:
+            raise InvalidRequest("stream_options goes with stream: true", param="stream_options")
+        return {
+            "model": self.model,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "ignore_eos": bool(self.ignore_eos),
+        }
+
+
+class CompletionBody(GenerationBody):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+
+    def to_input(self, request_id: str) -> GenerationInput:
+        """The engine's input; raises InvalidRequest for more than one prompt."""
+        return GenerationInput(
+            request_id=request_id,
+            prompt=_one_prompt(self.prompt),
+            max_tokens=self.max_tokens,
+            logprobs=self.logprobs,
+            **self.shared_options(),
+        )
+
+
+class ContentPart(_Part):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Part):
+    """A message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart]
+
+    def to_turn(self) -> ChatTurn:
+        """The engine's turn: parts are joined by newlines, "developer" is "system" by a newer name."""
+        role = "system" if self.role == "developer" else self.role
+        if isinstance(self.content, str):
+            return ChatTurn(role=role, content=self.content)
+        return ChatTurn(role=role, content="\n".join(part.text for part in self.content))
+
+
+class ChatBody(GenerationBody):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def to_input(self, request_id: str) -> GenerationInput:
+        """The engine's input; raises InvalidRequest where fields contradict each other."""
+        if not self.messages:
+            raise InvalidRequest("messages is empty, at least one is needed", param="messages")
+        return GenerationInput(
+            request_id=request_id,
+            prompt=tuple(message.to_turn() for message in self.messages),
+            max_tokens=self._most_tokens(),
+            logprobs=self._num_logprobs(),
+            **self.shared_options(),
+        )
+
+    def _most_tokens(self) -> int | None:
+        # Checked here too, since the engine would name the older field.
+        check_range("max_completion_tokens", self.max_completion_tokens)
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return self.max_completion_tokens
+
+    def _num_logprobs(self) -> int | None:
+        check_range("top_logprobs", self.top_logprobs)
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequest("top_logprobs goes with logprobs: true", param="top_logprobs")
+        return None
+
+
+def _one_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | tuple[int, ...]:
+    if isinstance(prompt, str):
+        return prompt
+    if prompt and not isinstance(prompt[0], int):
+        if len(prompt) > 1:
+            raise InvalidRequest(
+                f"prompt holds {len(prompt)} prompts, one a request is supported", param="prompt"
+            )
+        return _one_prompt(prompt[0])
+    return tuple(token_id for token_id in prompt if isinstance(token_id, int))
