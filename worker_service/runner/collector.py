@@ -1,0 +1,36 @@
+"""From drawn tokens to the ModelRunnerOutput of a step."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.step import ModelRunnerOutput, Phase, Ragged, StepId, StepKey
+from worker_service.runner.execute_state import ExecuteModelState
+from worker_service.sampling.sampler import SamplerOutput
+
+NOT_FINITE = "the model's logits are not finite numbers"
+
+
+def collect(
+    state: ExecuteModelState,
+    sampled: SamplerOutput,
+    *,
+    is_finite: NDArray[np.bool_],
+    digest: bytes | None,
+) -> ModelRunnerOutput:
+    """One token for each row with finite logits, an error for each of the others, in row order."""
+    num_tokens = len(sampled.token_ids)
+    failed = state.handles[~is_finite].tolist()
+    return ModelRunnerOutput(
+        key=StepKey(step_id=state.step_id, phase=Phase.SAMPLE),
+        handles=state.handles[is_finite],
+        sampled_token_ids=Ragged(sampled.token_ids, np.arange(num_tokens + 1, dtype=np.uint32)),
+        logprobs=sampled.logprobs,
+        request_errors=tuple((handle, NOT_FINITE) for handle in failed),
+        state_digest=digest,
+    )
+
+
+def empty_output(step_id: StepId, *, digest: bytes | None) -> ModelRunnerOutput:
+    """The answer of a step without tokens."""
+    key = StepKey(step_id=step_id, phase=Phase.EXECUTE)
+    return ModelRunnerOutput(key=key, state_digest=digest)

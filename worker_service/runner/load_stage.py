@@ -1,0 +1,81 @@
+"""The stage load_model: a model folder and a LoadModel request -> this rank's part of the model."""
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.errors import InvalidRequest, ModelError
+from common.worker_api import KVCacheSpec, LoadModel
+from worker_service.models.decoder import DecoderModel
+from worker_service.models.loading import LoadedModel, load_model
+from worker_service.models.model_spec import ModelSpec, read_model_spec
+from worker_service.parallel.groups import Ranks
+from worker_service.runner.memory import full_attention_spec
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedStage:
+    """This rank's layers with their parameters, what was read, and the cache they need."""
+
+    spec: ModelSpec
+    loaded: LoadedModel
+    dtype: torch.dtype
+    kv_cache_spec: KVCacheSpec
+
+    @property
+    def model(self) -> DecoderModel:
+        """The layers."""
+        return self.loaded.model
+
+
+def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> LoadedStage:
+    """Read the layers, and the model's ends where this stage has them.
+
+    Raises ModelError when the checkpoint is not what its configuration says, InvalidRequest for a
+    layout this worker cannot be part of.
+    """
+    if request.layout.tensor_parallel_size != 1:
+        raise InvalidRequest("this worker has no tensor parallelism", param="tensor_parallel_size")
+    spec = read_model_spec(folder)
+    dtype = _dtype(request.dtype, spec)
+    ranks = Ranks()
+    loaded = load_model(
+        folder,
+        spec=spec,
+        layers=range(request.first_layer, request.end_layer),
+        is_first=request.rank.stage == 0,
+        is_last=request.rank.stage == request.layout.num_stages - 1,
+        ranks=ranks,
+        dtype=dtype,
+        device=device,
+    )
+    # What loading left behind goes now, not in the middle of a step.
+    gc.collect()
+    return LoadedStage(
+        spec=spec,
+        loaded=loaded,
+        dtype=dtype,
+        kv_cache_spec=full_attention_spec(
+            num_layers=request.end_layer - request.first_layer,
+            num_kv_heads=len(ranks.span(spec.num_kv_heads)),
+            head_size=spec.head_size,
+            block_size=request.block_size,
+            dtype=dtype,
+        ),
+    )
+
+
+def _dtype(label: str, spec: ModelSpec) -> torch.dtype:
+    """The type to compute in; "auto" is what the checkpoint holds."""
+    resolved = spec.dtype if label == "auto" else label
+    if resolved not in _DTYPES:
+        raise ModelError(f"dtype must be auto or one of {', '.join(_DTYPES)}, not {resolved!r}")
+    return _DTYPES[resolved]

@@ -1,0 +1,247 @@
+"""The model runner: what stands before the first step, and the stages of a step in their order.
+
+All calls happen on one thread. Each stage of a step is in a file of its own; this one names them.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.clock import Clock, SystemClock
+from common.errors import WrongOrder
+from common.step import ModelRunnerOutput, SchedulerOutput, StepId
+from common.worker_api import KVCacheSpec, LoadModel, LoadReport, MemoryBudget, MemoryReport
+from worker_service.attention.backend import Attend
+from worker_service.attention.kv_cache import KVCache
+from worker_service.attention.select import select_backend
+from worker_service.batch.builder import prepare_inputs
+from worker_service.batch.input_batch import InputBatch
+from worker_service.batch.microbatch import split
+from worker_service.batch.request_states import RequestStates
+from worker_service.batch.shapes import choose_shape
+from worker_service.batch.synthetic import StepSizes, ZeroInputs, largest_step, warm_up_steps
+from worker_service.runner.attention_metadata import build_attention_metadata
+from worker_service.runner.collector import collect, empty_output
+from worker_service.runner.execute_state import ExecuteModelState
+from worker_service.runner.forward import forward
+from worker_service.runner.load_stage import LoadedStage, load_stage
+from worker_service.runner.memory import kv_cache_bytes
+from worker_service.runner.memory_meter import memory_meter
+from worker_service.runner.preprocess import HIDDEN_STATES, StageInputs, preprocess
+from worker_service.runner.state_digest import state_digest
+from worker_service.runner.update_states import update_states
+from worker_service.runner.validation import StepLimits, validate_step
+from worker_service.sampling.logit_check import finite_rows
+from worker_service.sampling.sampler import sample
+from worker_service.sampling.sampling_states import SamplingStates
+
+# T tokens of the step, S rows that sample, D model size
+
+_PROFILE_BLOCKS = 2  # made-up steps touch only the null block
+
+
+class ModelRunner:
+    """Runs steps on one rank: `validate`, then `execute_model`, then on the last stage `sample_tokens`."""
+
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        folder: Path,
+        request: LoadModel,
+        clock: Clock | None = None,
+    ) -> None:
+        self._device = device
+        self._folder = folder
+        self._request = request
+        self._clock = clock or SystemClock()
+        self._backend = select_backend("auto", device=device)
+        self._states = RequestStates(
+            num_slots=request.max_num_seqs,
+            max_model_len=request.max_model_len,
+            block_size=request.block_size,
+        )
+        self._sampling = SamplingStates(num_slots=request.max_num_seqs)
+        self._loaded: LoadedStage | None = None
+        self._kv_cache: KVCache | None = None
+        self._num_blocks = 0
+        self._due: ExecuteModelState | None = None
+
+    def load_model(self) -> LoadReport:
+        """Read this stage's parameters."""
+        started = self._clock.monotonic()
+        self._loaded = load_stage(self._folder, self._request, device=self._device)
+        loaded = self._loaded.loaded
+        return LoadReport(
+            parameter_bytes=loaded.parameter_bytes,
+            bytes_read=loaded.bytes_read,
+            tensors_read=loaded.tensors_read,
+            weights_digest=loaded.weights_digest,
+            dtype=str(self._loaded.dtype).removeprefix("torch."),
+            seconds=self._clock.monotonic() - started,
+        )
+
+    def profile_run(self, budget: MemoryBudget) -> MemoryReport:
+        """Run the largest step on a cache of a few blocks and say what is left for the real one."""
+        self.initialize_kv_cache(_PROFILE_BLOCKS)
+        started = self._clock.monotonic()
+        with memory_meter(self._device) as meter:
+            self._rehearse(largest_step(self._sizes))
+            activation_bytes = meter.peak_bytes
+        seconds = self._clock.monotonic() - started
+        self._kv_cache, self._num_blocks = None, 0
+        return MemoryReport(
+            kv_cache_bytes=kv_cache_bytes(
+                budget,
+                device_bytes=self._device_bytes(),
+                parameter_bytes=self._stage.loaded.parameter_bytes,
+                activation_bytes=activation_bytes,
+            ),
+            activation_bytes=activation_bytes,
+            profile_seconds=seconds,
+        )
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """What the KV cache of this stage is made of."""
+        return self._stage.kv_cache_spec
+
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """Allocate num_blocks blocks, the null block 0 included, and return their bytes."""
+        self._kv_cache = KVCache.allocate(
+            self._stage.kv_cache_spec,
+            num_blocks=num_blocks,
+            device=self._device,
+            dtype=self._stage.dtype,
+        )
+        self._num_blocks = num_blocks
+        return self._kv_cache.num_bytes
+
+    def warm_up(self) -> float:
+        """Run representative steps and return the seconds they took."""
+        started = self._clock.monotonic()
+        self._rehearse(warm_up_steps(self._sizes))
+        return self._clock.monotonic() - started
+
+    def forget_requests(self) -> None:
+        """Drop all request state, and the sample phase that may be due."""
+        self._states.clear()
+        self._due = None
+
+    def state_digest(self) -> bytes:
+        """Digest of the live requests and of the keys and values of their computed tokens."""
+        return state_digest(self._states, self._cache)
+
+    def validate(self, output: SchedulerOutput) -> None:
+        """Raise InvalidStep, naming row and field, for a step that cannot be applied; change nothing."""
+        request = self._request
+        limits = StepLimits(
+            max_num_batched_tokens=request.max_num_batched_tokens,
+            max_num_seqs=request.max_num_seqs,
+            max_model_len=request.max_model_len,
+            vocab_size=self._stage.spec.vocab_size,
+            num_blocks=self._num_blocks,
+        )
+        validate_step(output, states=self._states, limits=limits)
+
+    @torch.inference_mode()
+    def execute_model(
+        self, output: SchedulerOutput, inputs: StageInputs
+    ) -> dict[str, Tensor] | ModelRunnerOutput | None:
+        """Run the execute phase of a validated step.
+
+        Returns the tensors for the next stage; on the last stage None, as the sample phase is due;
+        for a step without tokens the empty output. Raises WrongOrder, changing nothing, while the
+        sample phase of an earlier step is due.
+        """
+        if self._due is not None:
+            raise WrongOrder(f"the sample phase of step {self._due.step_id.step} is due")
+        rows = update_states(output, states=self._states, sampling=self._sampling)
+        if not output.num_rows:
+            digest = self.state_digest() if output.want_state_digest else None
+            return empty_output(output.step_id, digest=digest)
+        batch = prepare_inputs(rows, states=self._states, device=self._device)
+        shape = choose_shape(batch)
+        microbatches = split(batch)
+        attends = [self._attend(microbatch) for microbatch in microbatches]
+        hidden_TD = preprocess(batch, shape, model=self._stage.model, inputs=inputs)
+        hidden_TD = forward(self._stage.model, hidden_TD, microbatches, attends)
+        if not self._stage.model.stage.is_last:
+            return {HIDDEN_STATES: hidden_TD}
+        self._due = self._keep(output, batch, hidden_TD)
+        return None
+
+    @torch.inference_mode()
+    def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+        """Run the sample phase of the step executed last: logits, draw, output.
+
+        Raises WrongOrder, changing nothing, when that step's sample phase is not due.
+        """
+        state = self._due
+        if state is None or state.step_id != step_id:
+            raise WrongOrder(f"the sample phase of step {step_id.step} is not due")
+        self._due = None
+        logits_SV = self._stage.model.compute_logits(state.hidden_SD)
+        is_finite_S = finite_rows(logits_SV)
+        sampling = state.sampling
+        if not is_finite_S.all():
+            logits_SV = logits_SV[torch.from_numpy(is_finite_S).to(self._device)]
+            sampling = sampling.take(is_finite_S)
+        sampled = sample(logits_SV, sampling)
+        digest = self.state_digest() if state.want_state_digest else None
+        return collect(state, sampled, is_finite=is_finite_S, digest=digest)
+
+    def _attend(self, batch: InputBatch) -> Attend:
+        metadata = build_attention_metadata(batch, block_size=self._request.block_size)
+        return Attend(self._backend, self._cache, metadata)
+
+    def _keep(
+        self, output: SchedulerOutput, batch: InputBatch, hidden_TD: Tensor
+    ) -> ExecuteModelState:
+        """What the sample phase needs, of the rows that sample."""
+        rows, chosen = batch.rows, batch.sampling_rows
+        # The token to be drawn stands right behind the last one computed.
+        positions = batch.seq_lens_np[chosen].astype("int64")
+        return ExecuteModelState(
+            step_id=output.step_id,
+            handles=rows.handles[chosen],
+            hidden_SD=hidden_TD[batch.logits_indices],
+            sampling=self._sampling.rows(rows.slots[chosen], positions=positions),
+            want_state_digest=output.want_state_digest,
+        )
+
+    def _rehearse(self, outputs: Iterable[SchedulerOutput]) -> None:
+        """Run made-up steps as if a coordinator had sent them."""
+        for output in outputs:
+            shape = (output.total_num_scheduled_tokens, self._stage.spec.hidden_size)
+            inputs = ZeroInputs(HIDDEN_STATES, shape, dtype=self._stage.dtype, device=self._device)
+            self.validate(output)
+            if self.execute_model(output, inputs) is None:
+                self.sample_tokens(output.step_id)
+
+    def _device_bytes(self) -> int | None:
+        """Memory of a GPU; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.get_device_properties(self._device).total_memory
+
+    @property
+    def _sizes(self) -> StepSizes:
+        request = self._request
+        return StepSizes(
+            max_num_batched_tokens=request.max_num_batched_tokens,
+            max_num_seqs=request.max_num_seqs,
+            max_model_len=request.max_model_len,
+            block_size=request.block_size,
+        )
+
+    @property
+    def _stage(self) -> LoadedStage:
+        assert self._loaded is not None, "load_model comes first"
+        return self._loaded
+
+    @property
+    def _cache(self) -> KVCache:
+        assert self._kv_cache is not None, "initialize_kv_cache comes first"
+        return self._kv_cache

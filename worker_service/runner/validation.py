@@ -1,0 +1,258 @@
+"""The check of a whole step against what this rank knows, before anything is mutated.
+
+A step that fails is a bug of the coordinator: the error names row and field. Columns are compared
+as arrays; only handles and new requests are looked at one by one.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import InvalidStep
+from common.step import Int32s, NewRequest, Ragged, SchedulerOutput
+from worker_service.batch.request_states import RequestStates
+from worker_service.runner.sampling_check import check_sampling
+
+# R rows of the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What no step may exceed: tokens, rows, tokens of a sequence, token ids, block ids."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """Per row int64 [R]: tokens known, tokens computed before the step, blocks, tokens to compute."""
+
+    handles: list[int]
+    known: NDArray[np.int64]
+    computed: NDArray[np.int64]
+    num_blocks: NDArray[np.int64]
+    scheduled: NDArray[np.int64]
+
+    def require(self, is_right_R: NDArray[np.bool_], complaint: Callable[[int], str]) -> None:
+        """Raise InvalidStep with the complaint about the first row that is not right."""
+        if not is_right_R.all():
+            row = int(is_right_R.argmin())
+            raise InvalidStep(f"{_place(row, self.handles[row])}: {complaint(row)}")
+
+
+def validate_step(output: SchedulerOutput, *, states: RequestStates, limits: StepLimits) -> None:
+    """Raise InvalidStep, naming row and field, unless the step can be applied to the states."""
+    _check_columns(output)
+    _check_sizes(output, limits)
+    _check_handles(output, states)
+    _check_sources(output)
+    for row, request in enumerate(output.new_requests):
+        _check_new_request(row, request, limits)
+    _check_new_values(output, limits)
+    rows = _gather_rows(output, states)
+    _check_tracked(rows, output, states)
+    _check_progress(rows, limits=limits, block_size=states.block_size)
+
+
+def _place(row: int, handle: int) -> str:
+    return f"row {row} (handle {handle})"
+
+
+def _check_columns(output: SchedulerOutput) -> None:
+    cached = output.cached_requests
+    num_cached = len(cached.handles)
+    if len(cached.new_block_ids) != 1:
+        raise InvalidStep(
+            f"new_block_ids has {len(cached.new_block_ids)} groups, this stage's KV cache has 1"
+        )
+    lengths = {
+        "num_computed_tokens": len(cached.num_computed_tokens),
+        "new_block_ids": cached.new_block_ids[0].num_rows,
+        "new_token_ids": cached.new_token_ids.num_rows,
+        "token_source_steps": len(cached.token_source_steps),
+    }
+    for field, length in lengths.items():
+        if length != num_cached:
+            raise InvalidStep(f"{field} has {length} rows for {num_cached} cached requests")
+    num_requests = len(output.new_requests) + num_cached
+    if output.num_rows != num_requests:
+        raise InvalidStep(
+            f"num_scheduled_tokens has {output.num_rows} rows for {num_requests} requests"
+        )
+
+
+def _check_sizes(output: SchedulerOutput, limits: StepLimits) -> None:
+    num_tokens = int(output.num_scheduled_tokens.sum(dtype=np.int64))
+    if num_tokens > limits.max_num_batched_tokens:
+        raise InvalidStep(
+            f"num_scheduled_tokens adds up to {num_tokens}, "
+            f"max_num_batched_tokens is {limits.max_num_batched_tokens}"
+        )
+    if output.num_rows > limits.max_num_seqs:
+        raise InvalidStep(
+            f"the step has {output.num_rows} rows, max_num_seqs is {limits.max_num_seqs}"
+        )
+
+
+def _check_handles(output: SchedulerOutput, states: RequestStates) -> None:
+    dropped = [*output.finished_handles.tolist(), *output.preempted_handles.tolist()]
+    dropped_set = set(dropped)
+    for handle in dropped_set:
+        if not states.knows(handle):
+            raise InvalidStep(f"finished or preempted handle {handle} is not known here")
+    if len(dropped_set) != len(dropped):
+        raise InvalidStep(f"handle {_repeated(dropped)} is finished or preempted twice")
+
+    def is_live(handle: int) -> bool:
+        return states.knows(handle) and handle not in dropped_set
+
+    handles = _row_handles(output)
+    num_new = len(output.new_requests)
+    for row, handle in enumerate(handles):
+        if is_live(handle) == (row < num_new):
+            fault = "a new request is known already" if row < num_new else "is not known here"
+            raise InvalidStep(f"{_place(row, handle)}: handle: {fault}")
+    if len(set(handles)) != len(handles):
+        raise InvalidStep(f"handle {_repeated(handles)} has two rows")
+
+
+def _row_handles(output: SchedulerOutput) -> list[int]:
+    return [
+        *(request.handle for request in output.new_requests),
+        *output.cached_requests.handles.tolist(),
+    ]
+
+
+def _repeated(handles: list[int]) -> int:
+    return Counter(handles).most_common(1)[0][0]
+
+
+def _check_sources(output: SchedulerOutput) -> None:
+    """Refuse what this worker has no source for: sampled-token feedback and grammar masks."""
+    cached = output.cached_requests
+    if cached.token_source_steps.any():
+        index = int(cached.token_source_steps.argmax())
+        place = _place(len(output.new_requests) + index, int(cached.handles[index]))
+        raise InvalidStep(
+            f"{place}: token_source_steps: no sampled-token feedback reaches this worker"
+        )
+    if output.grammar_mask_follows:
+        raise InvalidStep("grammar_mask_follows: this worker takes no grammar masks")
+
+
+def _check_new_request(row: int, request: NewRequest, limits: StepLimits) -> None:
+    place = _place(row, request.handle)
+    if len(request.block_ids) != 1:
+        raise InvalidStep(
+            f"{place}: block_ids has {len(request.block_ids)} groups, this stage's KV cache has 1"
+        )
+    if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
+        raise InvalidStep(
+            f"{place}: num_prompt_tokens is {request.num_prompt_tokens} "
+            f"of {len(request.token_ids)} token_ids"
+        )
+    if not 0 <= request.num_computed_tokens < len(request.token_ids):
+        raise InvalidStep(
+            f"{place}: num_computed_tokens is {request.num_computed_tokens} "
+            f"of {len(request.token_ids)} token_ids"
+        )
+    _check_range(request.token_ids, limit=limits.vocab_size, field=f"{place}: token_ids")
+    _check_range(request.block_ids[0], limit=limits.num_blocks, field=f"{place}: block_ids")
+    check_sampling(request.sampling, place=place, vocab_size=limits.vocab_size)
+
+
+def _check_range(values: Int32s, *, limit: int, field: str) -> None:
+    if len(values) and not 0 <= values.min() <= values.max() < limit:
+        outside = values[(values < 0) | (values >= limit)]
+        raise InvalidStep(f"{field} holds {outside[0]}, which is not in [0, {limit})")
+
+
+def _check_new_values(output: SchedulerOutput, limits: StepLimits) -> None:
+    cached = output.cached_requests
+
+    def check(ragged: Ragged, *, limit: int, field: str) -> None:
+        values = ragged.values
+        if len(values) and not 0 <= values.min() <= values.max() < limit:
+            for index, handle in enumerate(cached.handles.tolist()):
+                place = _place(len(output.new_requests) + index, handle)
+                _check_range(ragged.row(index), limit=limit, field=f"{place}: {field}")
+
+    check(cached.new_block_ids[0], limit=limits.num_blocks, field="new_block_ids")
+    check(cached.new_token_ids, limit=limits.vocab_size, field="new_token_ids")
+
+
+def _gather_rows(output: SchedulerOutput, states: RequestStates) -> _Rows:
+    """Tokens, blocks and counts of every row as they would be after the step's additions."""
+    new, cached = output.new_requests, output.cached_requests
+    slots = states.slots(cached.handles)
+    added_tokens = np.diff(cached.new_token_ids.offsets.astype(np.int64))
+    added_blocks = np.diff(cached.new_block_ids[0].offsets.astype(np.int64))
+
+    def column(of_new: list[int], of_cached: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.concatenate([np.array(of_new, dtype=np.int64), of_cached])
+
+    return _Rows(
+        handles=_row_handles(output),
+        known=column(
+            [len(request.token_ids) for request in new],
+            states.tokens.lengths[slots].astype(np.int64) + added_tokens,
+        ),
+        computed=column(
+            [request.num_computed_tokens for request in new],
+            states.num_computed[slots].astype(np.int64),
+        ),
+        num_blocks=column(
+            [len(request.block_ids[0]) for request in new],
+            states.blocks.lengths[slots].astype(np.int64) + added_blocks,
+        ),
+        scheduled=output.num_scheduled_tokens.astype(np.int64),
+    )
+
+
+def _check_tracked(rows: _Rows, output: SchedulerOutput, states: RequestStates) -> None:
+    """Compare the cached rows' computed counts with those this rank has tracked."""
+    claimed = rows.computed.copy()
+    claimed[len(output.new_requests) :] = output.cached_requests.num_computed_tokens
+    rows.require(
+        claimed == rows.computed,
+        lambda row: f"num_computed_tokens is {claimed[row]}, this worker has {rows.computed[row]}",
+    )
+
+
+def _check_progress(rows: _Rows, *, limits: StepLimits, block_size: int) -> None:
+    """Check that each row computes something, that it is known, fits, and has blocks to go to."""
+    end = rows.computed + rows.scheduled
+    rows.require(
+        rows.scheduled >= 1,
+        lambda row: f"num_scheduled_tokens is {rows.scheduled[row]}, at least 1",
+    )
+    rows.require(
+        rows.known <= limits.max_model_len,
+        lambda row: f"token_ids are {rows.known[row]}, max_model_len is {limits.max_model_len}",
+    )
+    rows.require(
+        end <= rows.known,
+        lambda row: (
+            f"num_scheduled_tokens reaches token {end[row]} of {rows.known[row]} known ones"
+        ),
+    )
+    rows.require(
+        rows.num_blocks * block_size >= end,
+        lambda row: (
+            f"block_ids are {rows.num_blocks[row]} blocks of {block_size}, too few for {end[row]} tokens"
+        ),
+    )
+    most_blocks = -(-limits.max_model_len // block_size)
+    rows.require(
+        rows.num_blocks <= most_blocks,
+        lambda row: (
+            f"block_ids are {rows.num_blocks[row]} blocks, a sequence has at most {most_blocks}"
+        ),
+    )
