@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
+from zmq.utils.garbage import gc as zmq_garbage
 
 from common.config_loader import PREFIX, cache_folder, environment
 
@@ -31,6 +32,8 @@ OPEN_CONTEXTS: "weakref.WeakSet[zmq.Context]" = weakref.WeakSet()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Note every ZMQ context that is made; the library itself keeps no list."""
+    # The library's thread for zero-copy sends lives as long as the process; here from the start.
+    zmq_garbage.start()
     create = zmq.Context.__init__
 
     def create_noted(self: zmq.Context, *args, **kwargs) -> None:

@@ -61,6 +61,11 @@ class TensorChannels(Protocol):
         """Open the way to a peer; it need not be reachable yet. Raises WrongState outside a generation."""
         ...
 
+    @property
+    def num_refused(self) -> int:
+        """Frames dropped because they belong to another generation or stage."""
+        ...
+
     def receiver(self) -> TensorReceiver:
         """The mailbox."""
         ...
@@ -111,6 +116,11 @@ class InMemoryChannels:
         self._hub = hub
         self._member: ChannelMember | None = None
         self._senders: list[_InMemorySender] = []
+
+    @property
+    def num_refused(self) -> int:
+        """Deliveries dropped because they belong to another generation or stage."""
+        return self.mailbox.num_refused
 
     def begin(self, *, epoch: int, generation: int, rank: Rank, capacity: int) -> None:
         """Join a generation."""
