@@ -9,7 +9,7 @@ from asyncio import Future, Queue, TaskGroup, get_running_loop
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
+from grpc.aio import EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
 from stepwire.v1 import worker_pb2
 
 from common.codecs.stream_codec import (
@@ -60,7 +60,7 @@ class StepStream:
                     _drop(left.result)
 
     async def _read(self) -> None:
-        while (item := await self._context.read()) is not grpc.aio.EOF:
+        while (item := await self._context.read()) is not EOF:
             await self._submitted.put(self._submit(item))
         await self._submitted.put(None)
 
