@@ -9,7 +9,7 @@ from threading import Condition
 
 from common.channels.cancel import CancelToken
 from common.errors import Cancelled, DeadlineExceeded, TensorError
-from common.step import StepKey
+from common.step import StepId, StepKey
 from common.tensors import WireTensor
 from common.worker_api import Rank
 
@@ -100,8 +100,9 @@ class Mailbox:
     def take(self, key: StepKey, *, cancel: CancelToken, timeout: float) -> tuple[WireTensor, ...]:
         """Wait for the tensors of a key, at most `timeout` seconds, and hand them over.
 
-        Raises Cancelled when the token is cancelled or the generation ends, TensorError when the
-        delivery is damaged or the mailbox overflowed, DeadlineExceeded when nothing came.
+        Raises Cancelled when the token is cancelled or the key is not, or no longer, of the
+        generation the mailbox is open for; TensorError when the delivery is damaged or the
+        mailbox overflowed; DeadlineExceeded when nothing came.
         """
         cancel.add_callback(self._wake)
         try:
@@ -118,25 +119,30 @@ class Mailbox:
         self, key: StepKey, cancel: CancelToken, timeout: float
     ) -> tuple[WireTensor, ...] | TensorError:
         with self._changed:
-            owner = self._owner
             self._changed.wait_for(
                 lambda: (
                     cancel.is_cancelled
                     or key in self._deliveries
                     or self._failure is not None
-                    or self._owner is not owner
-                    or owner is None
+                    or not self._is_of(key.step_id)
                 ),
                 timeout,
             )
             cancel.raise_if_cancelled()
-            if owner is None or self._owner is not owner:
+            if not self._is_of(key.step_id):
                 raise Cancelled(f"no tensors of {key}: this worker has left that generation")
             if self._failure is not None:
                 raise self._failure
             if key not in self._deliveries:
                 raise DeadlineExceeded(self._missing(key, timeout))
             return self._deliveries.pop(key)
+
+    def _is_of(self, step_id: StepId) -> bool:
+        owner = self._owner
+        return owner is not None and (owner.epoch, owner.generation) == (
+            step_id.epoch,
+            step_id.generation,
+        )
 
     def _missing(self, key: StepKey, timeout: float) -> str:
         told = "which is connected" if self._greeted else "which never connected"

@@ -211,8 +211,8 @@ def test_new_generation_forgets_the_old(pair):
     pair.begin(generation=2)
     with pytest.raises(Cancelled):
         old_sender.send(key(3), (tensor(1.0),))
-    with pytest.raises(DeadlineExceeded):
-        pair.receive(key(2), timeout=SOON)
+    with pytest.raises(Cancelled):
+        pair.receive(key(2))
     pair.sender.send(key(1, generation=2), (tensor(5.0),))
     assert floats(pair.receive(key(1, generation=2))[0]) == [5.0]
 
@@ -225,8 +225,8 @@ def test_other_generation_is_refused(pair):
     refused = pair.second.num_refused
     pair.sender.send(key(1), (tensor(1.0),))
     eventually(lambda: pair.second.num_refused == refused + 1)
-    with pytest.raises(DeadlineExceeded):
-        pair.receive(key(1), timeout=SOON)
+    with pytest.raises(Cancelled):
+        pair.receive(key(1))
 
 
 def test_only_the_previous_stage_is_heard(pair):
