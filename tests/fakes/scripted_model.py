@@ -13,7 +13,17 @@ import numpy as np
 
 from common.errors import InvalidStep
 from common.requests import SamplingParams
-from common.step import Int32s, NewRequest, SchedulerOutput
+from common.step import (
+    Int32s,
+    Logprobs,
+    ModelRunnerOutput,
+    NewRequest,
+    Phase,
+    Ragged,
+    SchedulerOutput,
+    StepId,
+    StepKey,
+)
 
 EMPTY_SLOT = -1
 
@@ -187,4 +197,39 @@ def _admitted(request: NewRequest) -> KnownRequest:
         block_ids=tuple(request.block_ids[0].tolist()),
         num_computed_tokens=request.num_computed_tokens,
         sampling=request.sampling,
+    )
+
+
+def runner_output(
+    step_id: StepId,
+    rows: list[SampledRow],
+    *,
+    vocab_size: int = 256,
+    poison_token_id: int | None = None,
+) -> ModelRunnerOutput:
+    """What the last stage answers; requests that hold poison_token_id fail instead of sampling."""
+    poisoned = [row for row in rows if poison_token_id in row.request.token_ids]
+    healthy = [row for row in rows if row not in poisoned]
+    return ModelRunnerOutput(
+        key=StepKey(step_id=step_id, phase=Phase.SAMPLE),
+        handles=np.array([row.request.handle for row in healthy], dtype=np.uint64),
+        sampled_token_ids=Ragged.from_rows([[row.token_id] for row in healthy]),
+        logprobs=_scripted_logprobs(healthy, vocab_size=vocab_size),
+        request_errors=tuple((row.request.handle, "poisoned prompt") for row in poisoned),
+    )
+
+
+def _scripted_logprobs(rows: list[SampledRow], *, vocab_size: int) -> Logprobs | None:
+    """The chosen token has rank 1; the best alternatives are the chosen id and its successors."""
+    wanted = [row.request.sampling.num_logprobs for row in rows]
+    if all(count is None for count in wanted):
+        return None
+    offsets = np.arange(1 + max(count or 0 for count in wanted), dtype=np.int32)
+    offsets[1:] -= 1  # the best alternative is the chosen token itself
+    chosen = np.array([row.token_id for row in rows], dtype=np.int32)
+    token_ids = (chosen[:, None] + offsets[None, :]) % vocab_size
+    return Logprobs(
+        token_ids=token_ids.astype(np.int32),
+        logprobs=np.broadcast_to(-(offsets + 1).astype(np.float32), token_ids.shape).copy(),
+        ranks=np.ones(len(rows), dtype=np.int32),
     )

@@ -15,10 +15,8 @@ from common.step import (
     ExecutePending,
     ExecuteResult,
     IntermediateTensors,
-    Logprobs,
     ModelRunnerOutput,
     Phase,
-    Ragged,
     SchedulerOutput,
     StepId,
     StepKey,
@@ -41,7 +39,7 @@ from common.worker_api import (
     Rank,
     WorkerInfo,
 )
-from tests.fakes.scripted_model import ModelLimits, SampledRow, ScriptedModel
+from tests.fakes.scripted_model import ModelLimits, SampledRow, ScriptedModel, runner_output
 
 PARAMETER_BYTES_PER_LAYER = 1000
 BYTES_PER_BLOCK = 1024
@@ -103,6 +101,7 @@ class ScriptedWorker:
         self._step_seconds = step_seconds
         self._sleep = sleep
         self._poison_token_id = poison_token_id
+        self._incarnation = f"{id(self):x}"
         self._state = "CREATED"
         self._authority = Authority(coordinator_id="", epoch=0)
         self._generation = 0
@@ -144,7 +143,7 @@ class ScriptedWorker:
             protocol_min=PROTOCOL_VERSION,
             protocol_max=PROTOCOL_VERSION,
             build="scripted",
-            incarnation=f"{id(self):x}",
+            incarnation=self._incarnation,
             device="scripted",
             memory_bytes=1 << 30,
             dtypes=("float32",),
@@ -234,7 +233,9 @@ class ScriptedWorker:
         self._model.forget_requests()
         self._queue = asyncio.Queue()
         self._runner = asyncio.create_task(self._run_queued(), name=f"scripted {request.rank}")
-        return GenerationReport(incarnation="scripted", kv_id="scripted", weights_digest="scripted")
+        return GenerationReport(
+            incarnation=self._incarnation, kv_id="scripted", weights_digest="scripted"
+        )
 
     async def connect_peers(
         self, authority: Authority, generation: int, peers: tuple[Peer, ...]
@@ -261,13 +262,21 @@ class ScriptedWorker:
             raise WrongOrder(f"step {step_id.step} was not executed, so it cannot be sampled")
         output, rows = self._due
         self._due = None
-        return self._runner_output(output, rows)
+        return runner_output(
+            output.step_id,
+            rows,
+            vocab_size=self._vocab_size,
+            poison_token_id=self._poison_token_id,
+        )
 
     def submit_step(self, output: SchedulerOutput, *, sample: bool) -> "Future[ExecuteResult]":
         """Queue the step for the runner task."""
         future: Future[ExecuteResult] = asyncio.get_running_loop().create_future()
         if self._lost_cause is not None:
             future.set_exception(WorkerLost(self._lost_cause))
+            return future
+        if self._state != "SERVING":
+            future.set_exception(WrongState(f"run_step is not legal in state {self._state}"))
             return future
         self._unanswered.add(future)
         future.add_done_callback(self._unanswered.discard)
@@ -290,8 +299,8 @@ class ScriptedWorker:
         self._check_alive()
         if authority.epoch < self._authority.epoch:
             raise Fenced(f"epoch {authority.epoch} is older than {self._authority.epoch}")
-        self._authority = authority
         self._move(call)
+        self._authority = authority
 
     def _move(self, call: str) -> None:
         following = NEXT_STATE.get((self._state, call))
@@ -359,17 +368,6 @@ class ScriptedWorker:
         if output.base_step != self._last_step or step_id.step <= self._last_step:
             raise NeedResync(f"step {output.base_step} is not the last applied {self._last_step}")
 
-    def _runner_output(self, output: SchedulerOutput, rows: list[SampledRow]) -> ModelRunnerOutput:
-        poisoned = [row for row in rows if self._poison_token_id in row.request.token_ids]
-        healthy = [row for row in rows if row not in poisoned]
-        return ModelRunnerOutput(
-            key=StepKey(step_id=output.step_id, phase=Phase.SAMPLE),
-            handles=np.array([row.request.handle for row in healthy], dtype=np.uint64),
-            sampled_token_ids=Ragged.from_rows([[row.token_id] for row in healthy]),
-            logprobs=_scripted_logprobs(healthy, vocab_size=self._vocab_size),
-            request_errors=tuple((row.request.handle, "poisoned prompt") for row in poisoned),
-        )
-
 
 def scripted_pipeline(
     num_stages: int,
@@ -409,20 +407,4 @@ def _intermediate_tensors(
         key=key,
         descriptors=(tensor.descriptor,),
         inline=(tensor,) if is_inline else None,
-    )
-
-
-def _scripted_logprobs(rows: list[SampledRow], *, vocab_size: int) -> Logprobs | None:
-    """The chosen token has rank 1; the best alternatives are the chosen id and its successors."""
-    wanted = [row.request.sampling.num_logprobs for row in rows]
-    if all(count is None for count in wanted):
-        return None
-    offsets = np.arange(1 + max(count or 0 for count in wanted), dtype=np.int32)
-    offsets[1:] -= 1  # the best alternative is the chosen token itself
-    chosen = np.array([row.token_id for row in rows], dtype=np.int32)
-    token_ids = (chosen[:, None] + offsets[None, :]) % vocab_size
-    return Logprobs(
-        token_ids=token_ids.astype(np.int32),
-        logprobs=np.broadcast_to(-(offsets + 1).astype(np.float32), token_ids.shape).copy(),
-        ranks=np.ones(len(rows), dtype=np.int32),
     )

@@ -1,0 +1,162 @@
+"""Random runs of the scheduler: whatever comes, every request gets its tokens and all blocks return."""
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import ScheduleConfig
+from common.errors import Overloaded
+from common.requests import FinishReason
+from tests.fakes.scripted_model import scripted_tokens
+from tests.fakes.scripted_replica import ScriptedReplica, request
+
+VOCAB_SIZE = 24
+EOS = frozenset({3})
+BLOCK_SIZE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request and when it comes and leaves, counted in turns; abort_after None: it stays."""
+
+    turn: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    ignore_eos: bool
+    abort_after: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The sizes of a run."""
+
+    num_stages: int
+    config: ScheduleConfig
+    num_blocks: int
+
+
+arrivals = st.builds(
+    Arrival,
+    turn=st.integers(0, 12),
+    prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14).map(tuple),
+    max_tokens=st.integers(1, 10),
+    ignore_eos=st.booleans(),
+    abort_after=st.none() | st.integers(0, 12),
+)
+run_settings = st.builds(
+    Settings,
+    num_stages=st.integers(1, 4),
+    config=st.builds(
+        ScheduleConfig,
+        max_num_seqs=st.integers(1, 8),
+        max_num_batched_tokens=st.integers(1, 16),
+        max_steps_in_flight=st.none() | st.integers(1, 5),
+        pp_cohorts=st.none() | st.integers(1, 4),
+        max_waiting=st.integers(4, 20),
+    ),
+    num_blocks=st.integers(9, 24),
+)
+
+
+class Run:
+    """Feeds arrivals to a replica turn by turn: plan, then answer the steps the test drew."""
+
+    def __init__(self, sizes: Settings, requests: list[Arrival]) -> None:
+        self.replica = ScriptedReplica(
+            sizes.config,
+            num_stages=sizes.num_stages,
+            num_blocks=sizes.num_blocks,
+            block_size=BLOCK_SIZE,
+            eos_token_ids=EOS,
+            vocab_size=VOCAB_SIZE,
+        )
+        self._requests = requests
+        self.accepted: dict[int, Arrival] = {}
+        self.aborted: set[int] = set()
+
+    def play(self, num_commits: list[int]) -> None:
+        """Let everything arrive, then run until nothing is left."""
+        for turn in range(26):
+            self._arrive(turn)
+            self._abort(turn)
+            self.replica.plan_all()
+            for _ in range(num_commits[turn % len(num_commits)]):
+                if self.replica.scheduler.num_steps_in_flight:
+                    self.replica.commit()
+        self.replica.run_until_idle()
+
+    def _arrive(self, turn: int) -> None:
+        for arrival in self._requests:
+            if arrival.turn == turn:
+                asked = request(
+                    arrival.prompt, max_tokens=arrival.max_tokens, ignore_eos=arrival.ignore_eos
+                )
+                try:
+                    self.accepted[self.replica.scheduler.add(asked)] = arrival
+                except Overloaded:
+                    assert self.replica.scheduler.num_waiting >= 4
+
+    def _abort(self, turn: int) -> None:
+        for handle, arrival in self.accepted.items():
+            is_over = handle in self.replica.finish_reasons
+            if arrival.abort_after == turn - arrival.turn and not is_over:
+                self.replica.scheduler.abort(handle)
+                self.aborted.add(handle)
+
+
+def _expected(arrival: Arrival, *, longest: int) -> list[int]:
+    count = min(arrival.max_tokens, longest - len(arrival.prompt))
+    token_ids = list(scripted_tokens(arrival.prompt, count, vocab_size=VOCAB_SIZE))
+    ends = [] if arrival.ignore_eos else [i for i, token in enumerate(token_ids) if token in EOS]
+    return token_ids[: ends[0] + 1] if ends else token_ids
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    sizes=run_settings,
+    requests=st.lists(arrivals, min_size=1, max_size=10),
+    num_commits=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+)
+def test_every_run_ends_with_the_scripted_tokens_and_all_blocks(
+    sizes: Settings, requests: list[Arrival], num_commits: list[int]
+):
+    """Requests end with their own tokens whatever is chunked, preempted, aborted or in flight.
+
+    The replica checks each step: budgets, one step in flight a request, blocks owned once, no handle
+    dropped that the workers do not hold.
+    """
+    run = Run(sizes, requests)
+    run.play(num_commits)
+    replica, scheduler = run.replica, run.replica.scheduler
+    for handle, arrival in run.accepted.items():
+        expected = _expected(arrival, longest=scheduler.max_sequence_len)
+        got = replica.token_ids[handle]
+        if handle in run.aborted:
+            assert got == expected[: len(got)]
+            assert handle not in replica.finish_reasons
+        else:
+            assert got == expected
+            is_stopped = got[-1] in EOS and not arrival.ignore_eos
+            assert replica.finish_reasons[handle] is (
+                FinishReason.STOP if is_stopped else FinishReason.LENGTH
+            )
+    assert scheduler.num_free_blocks == sizes.num_blocks - 1
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+    assert replica.known_handles == frozenset()
+    assert len(replica.finished_handles) == len(set(replica.finished_handles))
+    assert replica.num_preempted_handles == scheduler.num_preemptions
+    assert not scheduler.has_undelivered_finishes
+
+
+def test_random_runs_do_preempt():
+    """The sizes drawn above are small enough that preemption happens at all."""
+    requests = [
+        Arrival(turn=0, prompt=(1,) * 6, max_tokens=10, ignore_eos=True, abort_after=None)
+        for _ in range(4)
+    ]
+    config = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=16)
+    run = Run(Settings(num_stages=2, config=config, num_blocks=14), requests)
+    run.play([1])
+    assert run.replica.scheduler.num_preemptions > 0
+    assert run.replica.num_preempted_handles == run.replica.scheduler.num_preemptions
