@@ -1,6 +1,5 @@
 """The stage load_model: a model folder and a LoadModel request -> this rank's part of the model."""
 
-import gc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +56,6 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
         dtype=dtype,
         device=device,
     )
-    # What loading left behind goes now, not in the middle of a step.
-    gc.collect()
     return LoadedStage(
         spec=spec,
         loaded=loaded,

@@ -1,0 +1,225 @@
+"""Plays the coordinator of one replica step by step: the test says which request computes how much.
+
+It keeps the tokens and blocks of each sequence, sends differences, feeds stage i's tensors to stage
+i + 1, and appends what the last stage sampled.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.requests import SamplingParams
+from common.step import (
+    CachedRequests,
+    ModelRunnerOutput,
+    NewRequest,
+    Ragged,
+    SchedulerOutput,
+    StepId,
+)
+from common.worker_api import Layout, LoadModel, Rank
+from worker_service.runner.model_runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class NoInputs:
+    """The inputs of a first stage, which never asks for them."""
+
+    def receive(self) -> dict[str, Tensor]:
+        """Fail: a first stage embeds its tokens."""
+        raise AssertionError("a first stage receives nothing")
+
+
+class GivenInputs:
+    """Tensors that are there already."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def receive(self) -> dict[str, Tensor]:
+        """Hand them over."""
+        return self._tensors
+
+
+def load_request(
+    *, stage: int = 0, num_stages: int = 1, num_layers: int = 6, **sizes: int
+) -> LoadModel:
+    """A float32 stage with an even share of the layers; sizes replace the small defaults."""
+    share = num_layers // num_stages
+    defaults = {
+        "max_model_len": 128,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 4,
+        "block_size": 4,
+    }
+    return LoadModel(
+        model="tiny",
+        dtype="float32",
+        rank=Rank(stage=stage),
+        layout=Layout(num_stages=num_stages),
+        first_layer=stage * share,
+        end_layer=(stage + 1) * share,
+        **(defaults | sizes),
+    )
+
+
+def make_runner(folder: Path, *, num_blocks: int | None = 64, **request: int) -> ModelRunner:
+    """A loaded runner on the CPU; num_blocks None leaves it without a KV cache."""
+    runner = ModelRunner(device=torch.device("cpu"), folder=folder, request=load_request(**request))
+    runner.load_model()
+    if num_blocks is not None:
+        runner.initialize_kv_cache(num_blocks)
+    return runner
+
+
+@dataclass(slots=True, kw_only=True)
+class DrivenSequence:
+    """One sequence as the coordinator sees it, and how much of it the workers were told."""
+
+    tokens: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    num_told_tokens: int = 0
+    is_known: bool = False
+
+
+class StepDriver:
+    """Runs steps over the stages of one replica; the test may look at runners and sequences."""
+
+    def __init__(
+        self, runners: Sequence[ModelRunner], *, block_size: int = 4, num_blocks: int = 64
+    ) -> None:
+        self.runners = runners
+        self._block_size = block_size
+        # Taken from the end, so that block tables are neither sorted nor contiguous.
+        self._free_blocks = [*range(2, num_blocks, 2), *range(1, num_blocks, 2)]
+        self._step = 0
+        self._finished: list[int] = []
+        self._preempted: list[int] = []
+        self.sequences: dict[int, DrivenSequence] = {}
+
+    def add(self, handle: int, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> None:
+        """Accept a request."""
+        self.sequences[handle] = DrivenSequence(
+            tokens=list(prompt), num_prompt_tokens=len(prompt), sampling=sampling
+        )
+
+    def finish(self, handle: int) -> None:
+        """End a request; the workers learn of it with the next step."""
+        self._free(self.sequences.pop(handle))
+        self._finished.append(handle)
+
+    def preempt(self, handle: int) -> None:
+        """Take a request's blocks; the next step that schedules it readmits it in full."""
+        sequence = self.sequences[handle]
+        self._free(sequence)
+        sequence.num_computed, sequence.is_known = 0, False
+        self._preempted.append(handle)
+
+    def plan(
+        self, num_tokens: Mapping[int, int], *, want_state_digest: bool = False
+    ) -> SchedulerOutput:
+        """The next step: so many tokens of each handle; new requests come first."""
+        new = [handle for handle in num_tokens if not self.sequences[handle].is_known]
+        cached = [handle for handle in num_tokens if self.sequences[handle].is_known]
+        self._step += 1
+        output = SchedulerOutput(
+            step_id=StepId(epoch=1, generation=1, step=self._step),
+            base_step=self._step - 1,
+            new_requests=tuple(self._new_request(handle, num_tokens[handle]) for handle in new),
+            cached_requests=self._cached_requests(cached, num_tokens),
+            num_scheduled_tokens=np.array([num_tokens[h] for h in new + cached], dtype=np.int32),
+            finished_handles=np.array(self._finished, dtype=np.uint64),
+            preempted_handles=np.array(self._preempted, dtype=np.uint64),
+            want_state_digest=want_state_digest,
+        )
+        self._finished, self._preempted = [], []
+        for handle in num_tokens:
+            self.sequences[handle].num_computed += num_tokens[handle]
+        return output
+
+    def run(
+        self, num_tokens: Mapping[int, int], *, want_state_digest: bool = False
+    ) -> ModelRunnerOutput:
+        """Plan a step, run it through all stages and append what was sampled."""
+        output = self.plan(num_tokens, want_state_digest=want_state_digest)
+        result = self.execute(output)
+        for index, handle in enumerate(result.handles.tolist()):
+            self.sequences[handle].tokens.extend(result.sampled_token_ids.row(index).tolist())
+        return result
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run a step through all stages."""
+        inputs: NoInputs | GivenInputs = NoInputs()
+        for runner in self.runners:
+            runner.validate(output)
+            result = runner.execute_model(output, inputs)
+            if isinstance(result, dict):
+                inputs = GivenInputs(result)
+        if isinstance(result, ModelRunnerOutput):
+            return result
+        assert result is None, "the last stage keeps its hidden states"
+        return self.runners[-1].sample_tokens(output.step_id)
+
+    def run_all(self, num_new_tokens: int, *, most_tokens: int) -> None:
+        """Step over all sequences, at most so many tokens each, until each has that many new ones."""
+        while pending := {
+            handle: min(most_tokens, len(sequence.tokens) - sequence.num_computed)
+            for handle, sequence in self.sequences.items()
+            if len(sequence.tokens) < sequence.num_prompt_tokens + num_new_tokens
+        }:
+            self.run(pending)
+
+    def generated(self, handle: int) -> list[int]:
+        """Tokens sampled for a request."""
+        sequence = self.sequences[handle]
+        return sequence.tokens[sequence.num_prompt_tokens :]
+
+    def _new_request(self, handle: int, num_tokens: int) -> NewRequest:
+        sequence = self.sequences[handle]
+        self._reserve(sequence, num_tokens)
+        sequence.is_known, sequence.num_told_tokens = True, len(sequence.tokens)
+        return NewRequest(
+            handle=handle,
+            token_ids=np.array(sequence.tokens, dtype=np.int32),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            sampling=sequence.sampling,
+            block_ids=(np.array(sequence.blocks, dtype=np.int32),),
+            num_computed_tokens=sequence.num_computed,
+        )
+
+    def _cached_requests(self, handles: list[int], num_tokens: Mapping[int, int]) -> CachedRequests:
+        sequences = [self.sequences[handle] for handle in handles]
+        computed = np.array([sequence.num_computed for sequence in sequences], dtype=np.int32)
+        new_blocks = [
+            self._reserve(sequence, num_tokens[handle])
+            for handle, sequence in zip(handles, sequences, strict=True)
+        ]
+        new_tokens = [sequence.tokens[sequence.num_told_tokens :] for sequence in sequences]
+        for sequence in sequences:
+            sequence.num_told_tokens = len(sequence.tokens)
+        return CachedRequests(
+            handles=np.array(handles, dtype=np.uint64),
+            num_computed_tokens=computed,
+            new_block_ids=(Ragged.from_rows(new_blocks),),
+            new_token_ids=Ragged.from_rows(new_tokens),
+            token_source_steps=np.zeros(len(handles), dtype=np.uint64),
+        )
+
+    def _reserve(self, sequence: DrivenSequence, num_tokens: int) -> list[int]:
+        """Give a sequence the blocks its next tokens need and return those that are new."""
+        needed = -(-(sequence.num_computed + num_tokens) // self._block_size)
+        new = [self._free_blocks.pop() for _ in range(needed - len(sequence.blocks))]
+        sequence.blocks.extend(new)
+        return new
+
+    def _free(self, sequence: DrivenSequence) -> None:
+        self._free_blocks.extend(sequence.blocks)
+        sequence.blocks = []
