@@ -1,0 +1,59 @@
+"""The gRPC service Cluster: what an operator asks of the coordinator."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from stepwire.v1 import cluster_pb2 as pb
+from stepwire.v1 import cluster_pb2_grpc, worker_pb2
+
+from coordinator.engine.cluster_status import ClusterStatus
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+SERVING, LOST = "SERVING", "LOST"
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
+    """Tells the topology and its state, from the coordinator's memory, never by asking workers."""
+
+    def __init__(self, read_status: Callable[[], ClusterStatus]) -> None:
+        """read_status gives the state now."""
+        self._read_status = read_status
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+        """The topology and its state."""
+        return encode_status(self._read_status())
+
+
+def encode_status(status: ClusterStatus) -> pb.StatusResponse:
+    """The response of one state."""
+    return pb.StatusResponse(
+        model=status.model,
+        serving=status.is_serving,
+        epoch=status.epoch,
+        generation=status.generation,
+        step=status.step,
+        workers=[
+            pb.WorkerStatus(
+                rank=worker_pb2.Rank(
+                    replica=worker.rank.replica,
+                    stage=worker.rank.stage,
+                    tensor_parallel=worker.rank.tensor_parallel,
+                ),
+                address=worker.address,
+                incarnation=worker.incarnation,
+                device=worker.device,
+                first_layer=worker.first_layer,
+                end_layer=worker.end_layer,
+                parameter_bytes=worker.parameter_bytes,
+                state=LOST if worker.cause else SERVING,
+                cause=worker.cause,
+            )
+            for worker in status.workers
+        ],
+        num_waiting=status.num_waiting,
+        num_running=status.num_running,
+        num_blocks=status.num_blocks,
+        num_free_blocks=status.num_free_blocks,
+    )

@@ -1,0 +1,321 @@
+"""Typed gRPC clients of a coordinator, asynchronous and synchronous; failures are service errors.
+
+with Client("127.0.0.1:50050") as client:
+    for delta in client.generate("The capital of France is", max_tokens=16):
+        ...
+"""
+
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack, cast
+
+import grpc
+from stepwire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc, worker_pb2
+from stepwire.v1 import inference_pb2 as pb
+
+from common.errors import InvalidRequest
+from common.requests import FinishReason
+from common.rpc.client import client_options, connect
+from common.rpc.server import MAX_MESSAGE_BYTES
+from common.rpc.status import service_errors
+from common.worker_api import Rank
+from coordinator.engine.cluster_status import ClusterStatus
+from coordinator.engine.generation import (
+    ChatTurn,
+    PositionLogprobs,
+    TextDelta,
+    TokenLogprob,
+)
+from coordinator.executors.topology import WorkerTopology
+
+UNARY_TIMEOUT_SECONDS = 10.0
+
+Prompt = str | Sequence[int] | Sequence[ChatTurn]
+
+FINISH_REASONS: dict[int, FinishReason | None] = {
+    pb.FINISH_REASON_UNSPECIFIED: None,
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_ABORT: FinishReason.ABORT,
+}
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Options of a request; what is left out, the coordinator chooses."""
+
+    request_id: str
+    model: str
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A served model; max_model_len counts prompt and output, created is Unix seconds."""
+
+    name: str
+    max_model_len: int
+    created: int
+
+
+class AsyncClient:
+    """One channel to one coordinator, for code on an event loop; close it, or use `async with`."""
+
+    def __init__(self, address: str, *, timeout: float | None = None) -> None:
+        """Connect with the first call; timeout in seconds is the deadline of each answer."""
+        self._channel = connect(address)
+        self._timeout = timeout
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._cluster = cluster_pb2_grpc.ClusterStub(self._channel)
+
+    async def generate(
+        self, prompt: Prompt, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[TextDelta]:
+        """Stream an answer; leaving early (`contextlib.aclosing`) ends the request.
+
+        num_prompt_tokens is known, and not 0, in the last delta; a log-probability's text_offset
+        is that of its delta.
+        """
+        call = self._inference.Generate(_encode_request(prompt, options), timeout=self._timeout)
+        answer = _Answer()
+        try:
+            with service_errors():
+                async for response in call:
+                    yield answer.decode(response)
+        finally:
+            call.cancel()
+
+    async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> TextDelta:
+        """The whole answer to a text, token ids, or a conversation."""
+        async with aclosing(self.generate(prompt, **options)) as deltas:
+            return _join([delta async for delta in deltas])
+
+    async def chat(
+        self, turns: Iterable[ChatTurn], **options: Unpack[GenerateOptions]
+    ) -> TextDelta:
+        """The whole answer to a conversation."""
+        return await self.complete(tuple(turns), **options)
+
+    async def abort(self, request_id: str) -> None:
+        """End a running request; its stream ends with FinishReason.ABORT."""
+        with service_errors():
+            await self._inference.Abort(
+                pb.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_SECONDS
+            )
+
+    async def list_models(self) -> tuple[Model, ...]:
+        """The served models."""
+        with service_errors():
+            response = await self._inference.ListModels(
+                pb.ListModelsRequest(), timeout=UNARY_TIMEOUT_SECONDS
+            )
+        return _decode_models(response)
+
+    async def status(self) -> ClusterStatus:
+        """The topology and its state."""
+        with service_errors():
+            response = await self._cluster.Status(
+                cluster_pb2.StatusRequest(), timeout=UNARY_TIMEOUT_SECONDS
+            )
+        return _decode_status(response)
+
+    async def close(self) -> None:
+        """End open calls and the connection."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        """Hand out the client."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the client."""
+        await self.close()
+
+
+class Client:
+    """The same for code without an event loop; close it, or use `with`."""
+
+    def __init__(self, address: str, *, timeout: float | None = None) -> None:
+        """Connect with the first call; timeout in seconds is the deadline of each answer."""
+        self._channel = grpc.insecure_channel(address, options=client_options(MAX_MESSAGE_BYTES))
+        self._timeout = timeout
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._cluster = cluster_pb2_grpc.ClusterStub(self._channel)
+
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generator[TextDelta]:
+        """Stream an answer; closing the generator early ends the request."""
+        call = self._inference.Generate(_encode_request(prompt, options), timeout=self._timeout)
+        answer = _Answer()
+        try:
+            with service_errors():
+                for response in call:
+                    yield answer.decode(response)
+        finally:
+            # A call left open would keep the interpreter from ending.
+            call.cancel()
+
+    def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> TextDelta:
+        """The whole answer to a text, token ids, or a conversation."""
+        return _join(list(self.generate(prompt, **options)))
+
+    def chat(self, turns: Iterable[ChatTurn], **options: Unpack[GenerateOptions]) -> TextDelta:
+        """The whole answer to a conversation."""
+        return self.complete(tuple(turns), **options)
+
+    def abort(self, request_id: str) -> None:
+        """End a running request; its stream ends with FinishReason.ABORT."""
+        with service_errors():
+            self._inference.Abort(
+                pb.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_SECONDS
+            )
+
+    def list_models(self) -> tuple[Model, ...]:
+        """The served models."""
+        with service_errors():
+            response = self._inference.ListModels(
+                pb.ListModelsRequest(), timeout=UNARY_TIMEOUT_SECONDS
+            )
+        return _decode_models(response)
+
+    def status(self) -> ClusterStatus:
+        """The topology and its state."""
+        with service_errors():
+            response = self._cluster.Status(
+                cluster_pb2.StatusRequest(), timeout=UNARY_TIMEOUT_SECONDS
+            )
+        return _decode_status(response)
+
+    def close(self) -> None:
+        """End open calls and the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        """Hand out the client."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the client."""
+        self.close()
+
+
+def _encode_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
+    try:
+        request = pb.GenerateRequest(**options)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"an option does not fit its field: {error}") from error
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif any(isinstance(part, ChatTurn) for part in prompt):
+        turns = cast("Sequence[ChatTurn]", prompt)
+        messages = [pb.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
+        request.conversation.CopyFrom(pb.Conversation(messages=messages))
+    else:
+        request.token_ids.CopyFrom(pb.TokenIds(ids=cast("Sequence[int]", prompt)))
+    return request
+
+
+class _Answer:
+    """Decodes the responses of one request, counting what came before each."""
+
+    def __init__(self) -> None:
+        self._num_generated_tokens = 0
+        self._num_characters = 0
+
+    def decode(self, response: pb.GenerateResponse) -> TextDelta:
+        """The next delta."""
+        delta = TextDelta(
+            text=response.text,
+            token_ids=tuple(response.token_ids),
+            num_prompt_tokens=response.usage.prompt_tokens,
+            num_generated_tokens=self._num_generated_tokens + len(response.token_ids),
+            logprobs=tuple(self._position(position) for position in response.logprobs) or None,
+            finish_reason=FINISH_REASONS.get(response.finish_reason),
+        )
+        self._num_generated_tokens += len(delta.token_ids)
+        self._num_characters += len(delta.text)
+        return delta
+
+    def _position(self, position: pb.PositionLogprobs) -> PositionLogprobs:
+        return PositionLogprobs(
+            chosen=_decode_token(position.chosen),
+            rank=position.rank,
+            top=tuple(_decode_token(token) for token in position.top),
+            text_offset=self._num_characters,
+        )
+
+
+def _decode_token(token: pb.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(
+        token_id=token.token_id, token_bytes=token.token.encode(), logprob=token.logprob
+    )
+
+
+def _join(deltas: Sequence[TextDelta]) -> TextDelta:
+    """One delta that stands for a finished answer."""
+    last = deltas[-1]
+    positions = tuple(position for delta in deltas for position in delta.logprobs or ())
+    return replace(
+        last,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        logprobs=positions or None,
+    )
+
+
+def _decode_models(response: pb.ListModelsResponse) -> tuple[Model, ...]:
+    return tuple(
+        Model(name=model.name, max_model_len=model.max_model_len, created=model.created)
+        for model in response.models
+    )
+
+
+def _decode_status(response: cluster_pb2.StatusResponse) -> ClusterStatus:
+    return ClusterStatus(
+        model=response.model,
+        is_serving=response.serving,
+        epoch=response.epoch,
+        generation=response.generation,
+        step=response.step,
+        workers=tuple(_decode_worker(worker) for worker in response.workers),
+        num_waiting=response.num_waiting,
+        num_running=response.num_running,
+        num_blocks=response.num_blocks,
+        num_free_blocks=response.num_free_blocks,
+    )
+
+
+def _decode_worker(worker: cluster_pb2.WorkerStatus) -> WorkerTopology:
+    return WorkerTopology(
+        rank=_decode_rank(worker.rank),
+        address=worker.address,
+        device=worker.device,
+        incarnation=worker.incarnation,
+        first_layer=worker.first_layer,
+        end_layer=worker.end_layer,
+        parameter_bytes=worker.parameter_bytes,
+        cause=worker.cause,
+    )
+
+
+def _decode_rank(rank: worker_pb2.Rank) -> Rank:
+    return Rank(replica=rank.replica, stage=rank.stage, tensor_parallel=rank.tensor_parallel)
