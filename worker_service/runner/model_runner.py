@@ -6,6 +6,7 @@ All calls happen on one thread. Each stage of a step is in a file of its own; th
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -202,7 +203,7 @@ class ModelRunner:
         """What the sample phase needs, of the rows that sample."""
         rows, chosen = batch.rows, batch.sampling_rows
         # The token to be drawn stands right behind the last one computed.
-        positions = batch.seq_lens_np[chosen].astype("int64")
+        positions = batch.seq_lens_np[chosen].astype(np.int64)
         return ExecuteModelState(
             step_id=output.step_id,
             handles=rows.handles[chosen],
