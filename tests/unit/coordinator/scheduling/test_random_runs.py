@@ -38,24 +38,24 @@ class Settings:
 
 arrivals = st.builds(
     Arrival,
-    turn=st.integers(0, 12),
-    prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14).map(tuple),
-    max_tokens=st.integers(1, 10),
+    turn=st.integers(0, 6),
+    prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8).map(tuple),
+    max_tokens=st.integers(1, 20),
     ignore_eos=st.booleans(),
-    abort_after=st.none() | st.integers(0, 12),
+    abort_after=st.none() | st.none() | st.integers(0, 12),
 )
 run_settings = st.builds(
     Settings,
     num_stages=st.integers(1, 4),
     config=st.builds(
         ScheduleConfig,
-        max_num_seqs=st.integers(1, 8),
-        max_num_batched_tokens=st.integers(1, 16),
+        max_num_seqs=st.integers(2, 8),
+        max_num_batched_tokens=st.integers(2, 16),
         max_steps_in_flight=st.none() | st.integers(1, 5),
         pp_cohorts=st.none() | st.integers(1, 4),
         max_waiting=st.integers(4, 20),
     ),
-    num_blocks=st.integers(9, 24),
+    num_blocks=st.integers(6, 16),
 )
 
 
@@ -115,7 +115,7 @@ def _expected(arrival: Arrival, *, longest: int) -> list[int]:
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     sizes=run_settings,
-    requests=st.lists(arrivals, min_size=1, max_size=10),
+    requests=st.lists(arrivals, min_size=3, max_size=10),
     num_commits=st.lists(st.integers(0, 3), min_size=1, max_size=8),
 )
 def test_every_run_ends_with_the_scripted_tokens_and_all_blocks(
