@@ -17,8 +17,9 @@ DONE = "[DONE]"
 
 def event(payload: dict[str, Any] | str) -> bytes:
     """Frame one event; an object is written as JSON, on one line."""
-    text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
-    return f"data: {text}\n\n".encode()
+    if not isinstance(payload, str):
+        payload = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {payload}\n\n".encode()
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -76,7 +76,7 @@ async def test_leaving_mid_stream():
     connection = Connection(loop, stream=True)
     answer = asyncio.create_task(connection.serve())
     assert (await connection.sent.get())["type"] == "http.response.start"
-    assert b'"text": "a"' in (await connection.sent.get())["body"]
+    assert b'"text":"a"' in (await connection.sent.get())["body"]
     connection.left.set()
     await loop.all_closed()
     await answer

@@ -1,0 +1,97 @@
+"""Both ports of a coordinator: gRPC and HTTP, up before the engine is and until it has ended."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from stepwire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from common.clock import Clock
+from common.config import ServeConfig, join_address
+from common.health import INFERENCE, LIVENESS, HealthBoard
+from common.rpc.interceptors import ServiceInterceptor
+from common.rpc.server import add_reflection, bind, build_server
+from common.tasks import TaskSupervisor
+from coordinator.api.cluster_servicer import ClusterServicer
+from coordinator.api.http_server import HttpServer
+from coordinator.api.inference_servicer import InferenceServicer
+from coordinator.api.openai_routes import OpenAIRoutes, build_http_app
+from coordinator.engine.cluster_status import ClusterStatus
+from coordinator.engine.gate import EngineGate
+
+GRACE_SECONDS = 2.0
+
+
+class Front:
+    """Answers health, status and requests; what cannot be served yet is refused as Unavailable."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        gate: EngineGate,
+        health: HealthBoard,
+        read_status: Callable[[], ClusterStatus],
+        version: str,
+        clock: Clock,
+    ) -> None:
+        """Make the servers; nothing listens yet."""
+        self._config = config
+        self._health = health
+        self._server = build_server(interceptors=[ServiceInterceptor(clock)])
+        _add_services(self._server, gate, health, read_status)
+        routes = OpenAIRoutes(
+            gate, is_healthy=lambda: health.is_serving(INFERENCE), version=version, clock=clock
+        )
+        self._http_app = build_http_app(routes)
+        self._http: HttpServer | None = None
+        self._http_task: asyncio.Task[None] | None = None
+        self.grpc_address = ""
+        """HOST:PORT of gRPC, once started."""
+        self.http_url: str | None = None
+        """Where HTTP is served, None when it is turned off."""
+
+    async def start(self, tasks: TaskSupervisor) -> None:
+        """Listen on both ports; raises ConfigError naming the one that cannot be had."""
+        host = self._config.http_host
+        if self._config.http_port >= 0:
+            self._http = HttpServer(self._http_app, host=host, port=self._config.http_port)
+            self.http_url = f"http://{join_address(host, self._http.port)}"
+        try:
+            port = bind(self._server, join_address(host, self._config.grpc_port))
+        except BaseException:
+            if self._http is not None:
+                self._http.close()
+            raise
+        self.grpc_address = join_address(host, port)
+        self._health.set(LIVENESS, serving=True)
+        await self._server.start()
+        if self._http is not None:
+            self._http_task = tasks.start("http server", self._http.serve())
+
+    async def stop(self) -> None:
+        """Let answers that are being written end, then close both ports."""
+        if self._http is not None:
+            self._http.stop()
+        await self._server.stop(GRACE_SECONDS)
+        if self._http_task is not None:
+            await asyncio.wait({self._http_task})
+
+
+def _add_services(
+    server: grpc.aio.Server,
+    gate: EngineGate,
+    health: HealthBoard,
+    read_status: Callable[[], ClusterStatus],
+) -> None:
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(gate), server)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(read_status), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer(), server)
+    add_reflection(server, list(_service_names()))
+
+
+def _service_names() -> Iterable[str]:
+    for file in (inference_pb2.DESCRIPTOR, cluster_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR):
+        for service in file.services_by_name.values():
+            yield service.full_name

@@ -1,0 +1,163 @@
+"""Composition root of the coordinator: the only place that wires its parts together."""
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from common.clock import Clock, SystemClock
+from common.config import CoordinatorConfig
+from common.config_loader import cache_folder
+from common.health import INFERENCE, HealthBoard
+from common.model_folder import ModelFolder, read_model_folder, resolve_model
+from common.tasks import TaskSupervisor
+from coordinator.api.front import Front
+from coordinator.engine.cluster_status import ClusterStatus
+from coordinator.engine.engine import Engine
+from coordinator.engine.gate import EngineGate
+from coordinator.engine.generation import ServedModel
+from coordinator.engine.replica import Replica
+from coordinator.executors.topology import WorkerTopology
+from coordinator.shutdown import ShutdownRequest
+from coordinator.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What serves where, once requests are accepted; http_url None: HTTP is turned off."""
+
+    model: str
+    grpc_address: str
+    http_url: str | None
+    workers: tuple[WorkerTopology, ...]
+
+    def __str__(self) -> str:
+        stages = ", ".join(
+            f"{worker.rank} = layers {worker.first_layer}-{worker.end_layer - 1}"
+            f" on {worker.device}" + (f" at {worker.address}" if worker.address else "")
+            for worker in self.workers
+        )
+        http = f", HTTP {self.http_url}" if self.http_url else ""
+        return f"serving {self.model}: gRPC {self.grpc_address}{http}; {stages}"
+
+
+async def run_coordinator(
+    config: CoordinatorConfig, *, ready: Callable[[Serving], None] | None = None
+) -> int:
+    """Serve until a signal and return the exit code; `ready` is called when requests are accepted.
+
+    Raises the ServiceError that kept it from starting. A second signal ends the process at once.
+    """
+    shutdown = ShutdownRequest()
+    shutdown.watch_signals()
+    try:
+        async with TaskSupervisor() as tasks:
+            coordinator = Coordinator(config, tasks, clock=SystemClock())
+            await coordinator.serve_until(shutdown, ready)
+    finally:
+        shutdown.unwatch_signals()
+    return 0
+
+
+class Coordinator:
+    """One coordinator process: two ports, one model, one replica."""
+
+    def __init__(self, config: CoordinatorConfig, tasks: TaskSupervisor, *, clock: Clock) -> None:
+        """Wire what exists before the workers do."""
+        self._config = config
+        self._tasks = tasks
+        self._clock = clock
+        self._health = HealthBoard()
+        self._health.set(INFERENCE, serving=False)
+        self._gate = EngineGate()
+        self._model_name = config.model.served_model_name or config.model.model
+        self._replica: Replica | None = None
+        self.front = Front(
+            config.serve,
+            gate=self._gate,
+            health=self._health,
+            read_status=self.status,
+            version=version("stepwire"),
+            clock=clock,
+        )
+
+    async def serve_until(
+        self, shutdown: ShutdownRequest, ready: Callable[[Serving], None] | None = None
+    ) -> None:
+        """Start, serve until asked to end, drain, and let go of everything."""
+        await self.front.start(self._tasks)
+        try:
+            await shutdown.interrupt(self._start())
+            if self._replica is not None and not shutdown.is_asked:
+                self._announce(ready)
+                await shutdown.wait()
+            await self._drain()
+        finally:
+            self._health.set(INFERENCE, serving=False)
+            if self._replica is not None:
+                await self._replica.shutdown()
+            await self.front.stop()
+
+    def status(self) -> ClusterStatus:
+        """The topology and its state now."""
+        if self._replica is None:
+            return ClusterStatus(model=self._model_name)
+        return self._replica.status(self._model_name)
+
+    async def _start(self) -> None:
+        folder = await asyncio.to_thread(_find_model, self._config)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
+        self._model_name = self._config.model.served_model_name or folder.name
+        self._replica = await Replica.start(
+            self._config, folder, on_serving_changed=self._serving_changed
+        )
+        self._gate.open(self._engine(self._replica, folder, tokenizer))
+        self._tasks.start("engine loop", self._replica.loop.run())
+        await self._replica.loop.wait_until_serving()
+        # What stands now stands until the end: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+
+    def _engine(self, replica: Replica, folder: ModelFolder, tokenizer: Tokenizer) -> Engine:
+        model = ServedModel(
+            name=self._model_name,
+            max_model_len=replica.max_sequence_len,
+            vocab_size=folder.vocab_size,
+            created=int(self._clock.unix_time()),
+        )
+        return Engine(model=model, tokenizer=tokenizer, loop=replica.loop)
+
+    def _serving_changed(self, is_serving: bool) -> None:  # noqa: FBT001 - a state, told by value
+        self._health.set(INFERENCE, is_serving)
+
+    def _announce(self, ready: Callable[[Serving], None] | None) -> None:
+        serving = Serving(
+            model=self._model_name,
+            grpc_address=self.front.grpc_address,
+            http_url=self.front.http_url,
+            workers=self.status().workers,
+        )
+        logger.info(
+            "serving",
+            extra={
+                "model": serving.model,
+                "grpc": serving.grpc_address,
+                "http": serving.http_url,
+                "stages": len(serving.workers),
+            },
+        )
+        if ready is not None:
+            ready(serving)
+
+    async def _drain(self) -> None:
+        if self._replica is not None:
+            logger.info("draining", extra={"open_requests": self._replica.loop.num_open})
+            await self._replica.loop.drain(self._config.serve.drain_timeout)
+
+
+def _find_model(config: CoordinatorConfig) -> ModelFolder:
+    return read_model_folder(resolve_model(config.model.model, cache=cache_folder()))
