@@ -72,8 +72,10 @@ class StepPlanner:
 
         Rows the workers do not hold come first. Computed counts are read as they are before the step.
         """
-        new = [row for row in rows if row.sequence.handle not in self._held]
-        cached = [row for row in rows if row.sequence.handle in self._held]
+        new: list[ScheduledRow] = []
+        cached: list[ScheduledRow] = []
+        for row in rows:
+            (cached if row.sequence.handle in self._held else new).append(row)
         return self._next_output(
             new_requests=tuple(self._new_request(row.sequence) for row in new),
             cached_requests=self._cached_requests([row.sequence for row in cached]),
@@ -138,12 +140,13 @@ class StepPlanner:
         block_ends = [0]
         for sequence in sequences:
             held = self._held[sequence.handle]
-            if held.num_tokens < sequence.num_tokens:
+            num_tokens, num_blocks = len(sequence.token_ids), len(sequence.block_table)
+            if held.num_tokens < num_tokens:
                 token_ids.extend(sequence.token_ids[held.num_tokens :])
-                held.num_tokens = sequence.num_tokens
-            if held.num_blocks < len(sequence.block_table):
+                held.num_tokens = num_tokens
+            if held.num_blocks < num_blocks:
                 block_ids.extend(sequence.block_table[held.num_blocks :])
-                held.num_blocks = len(sequence.block_table)
+                held.num_blocks = num_blocks
             token_ends.append(len(token_ids))
             block_ends.append(len(block_ids))
         return CachedRequests(

@@ -181,8 +181,8 @@ class Scheduler:
             is_preempted = sequence.state is not SequenceState.RUNNING
             if not budget.num_tokens or is_preempted or not self._make_room(sequence):
                 break  # the victims are the youngest, so nothing behind a preempted one runs
-            missing = sequence.num_tokens - sequence.num_computed_tokens
-            rows.append(ScheduledRow(sequence, budget.take_tokens(missing)))
+            num_missing = sequence.num_tokens - sequence.num_computed_tokens
+            rows.append(ScheduledRow(sequence, budget.take_tokens(num_missing)))
         return rows
 
     def _make_room(self, sequence: Sequence) -> bool:
