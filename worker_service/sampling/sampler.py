@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.step import Int32s, Logprobs
+from common.step import Int32s, Int64s, Logprobs
 from worker_service.kernels.sampling_ops import (
     apply_min_p,
     apply_top_k,
@@ -23,6 +23,8 @@ from worker_service.sampling.logprobs import compute_logprobs
 from worker_service.sampling.sampling_states import NO_LOGPROBS, SamplingRows
 
 # S rows that sample, R rows among them that draw at random, V vocabulary
+
+_CPU_ELEMENTS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,14 +49,29 @@ def sample(logits_SV: Tensor, rows: SamplingRows) -> SamplerOutput:
 
 def _choose(logits_SV: Tensor, rows: SamplingRows) -> Tensor:
     """Tokens int64 [S]: the best one in greedy rows, a drawn one in the others."""
-    drawn_rows = np.flatnonzero(rows.temperature > 0)
-    if len(drawn_rows) == len(logits_SV):
-        return _draw(logits_SV, rows)
-    tokens_S = logits_SV.argmax(dim=1)
-    if len(drawn_rows):
+    is_drawn_S = rows.temperature > 0
+    if not is_drawn_S.any():
+        return logits_SV.argmax(dim=1)
+    tokens_S = torch.empty(len(logits_SV), dtype=torch.int64, device=logits_SV.device)
+    greedy_rows = np.flatnonzero(~is_drawn_S)
+    if len(greedy_rows):
+        index_S = torch.from_numpy(greedy_rows).to(logits_SV.device)
+        tokens_S[index_S] = logits_SV[index_S].argmax(dim=1)
+    for drawn_rows in _chunks(np.flatnonzero(is_drawn_S), logits_SV):
         index_R = torch.from_numpy(drawn_rows).to(logits_SV.device)
         tokens_S[index_R] = _draw(logits_SV[index_R], rows.take(drawn_rows))
     return tokens_S
+
+
+def _chunks(rows: Int64s, logits_SV: Tensor) -> list[Int64s]:
+    """All rows at once on a GPU; on a CPU few enough that what is made of them stays in its cache.
+
+    There, drawing eight rows of 49,152 tokens at once takes four times as long as one by one.
+    """
+    at_once = max(1, _CPU_ELEMENTS_AT_ONCE // logits_SV.shape[1])
+    if logits_SV.device.type != "cpu":
+        at_once = len(rows)
+    return [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
 
 
 def _draw(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
