@@ -23,8 +23,8 @@ from coordinator.executors.remote import RemoteWorker
 READY_TIMEOUT = 120.0
 """Seconds a child may take to import its libraries and bind its ports."""
 
-EXIT_GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL for a child that is no longer needed."""
+EXIT_GRACE = 8.0
+"""Seconds between SIGTERM and SIGKILL: enough for a child to finish the kernel it runs."""
 
 CAUSE_TIMEOUT = 0.5
 """Seconds to wait, after a connection broke, for the exit that explains it."""

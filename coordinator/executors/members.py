@@ -62,11 +62,11 @@ async def _blaming(member: Member, call: Callable[[Member], Awaitable[Reply]]) -
         raise member.blame(error) from error
 
 
-async def describe(member: Member) -> WorkerInfo:
-    """Ask a worker what it is; says in the log whom it waits for while nobody answers."""
+async def describe(member: Member, *, log_every: float = WAIT_LOG_SECONDS) -> WorkerInfo:
+    """Ask a worker what it is; every log_every seconds without an answer the log says so."""
     reply = asyncio.ensure_future(member.worker.describe())
     try:
-        while not (await asyncio.wait({reply}, timeout=WAIT_LOG_SECONDS))[0]:
+        while not (await asyncio.wait({reply}, timeout=log_every))[0]:
             logger.info("waiting for %s at %s", member.rank, member.worker.address)
         return reply.result()
     finally:

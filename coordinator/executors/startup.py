@@ -62,8 +62,11 @@ async def load_group(
     epoch = 1 + max(info.epoch for info in infos)
     authority = Authority(coordinator_id=uuid.uuid4().hex, epoch=epoch)
     devices = await on_every_rank(members, lambda m: m.worker.init_device(authority))
+    layout = Layout(num_stages=len(members))
     requests = {
-        member.rank: _load_request(member.rank, layers, config, folder, max_model_len)
+        member.rank: _load_request(
+            member.rank, layout, layers, config=config, folder=folder, max_model_len=max_model_len
+        )
         for member, layers in zip(members, ranges, strict=True)
     }
     reports = await on_every_rank(
@@ -110,7 +113,9 @@ def check_fit_to_start(members: Sequence[Member], infos: Sequence[WorkerInfo]) -
 
 def _load_request(
     rank: Rank,
+    layout: Layout,
     layers: range,
+    *,
     config: CoordinatorConfig,
     folder: ModelFolder,
     max_model_len: int,
@@ -121,7 +126,7 @@ def _load_request(
         model=config.model.model if is_elsewhere else str(folder.path),
         dtype=config.model.dtype,
         rank=rank,
-        layout=Layout(num_stages=config.cluster.num_stages),
+        layout=layout,
         first_layer=layers.start,
         end_layer=layers.stop,
         max_model_len=max_model_len,
