@@ -62,7 +62,7 @@ class CacheConfig:
     """How large the paged KV cache is; sizes in tokens, blocks and bytes."""
 
     block_size: int = setting(16, "token slots of a KV cache block")
-    num_blocks: int | None = setting(None, "KV cache blocks, instead of what memory allows")
+    num_blocks: int | None = setting(None, "most KV cache blocks (default: what memory allows)")
     kv_cache_bytes: int = setting(1 << 30, "bytes of KV cache on a CPU worker")
     gpu_memory_utilization: float = setting(0.9, "share of GPU memory a worker may use")
 

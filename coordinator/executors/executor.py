@@ -97,6 +97,11 @@ class Executor:
         num_blocks = num_kv_cache_blocks(
             rooms, self._config.cache, max_model_len=self.max_model_len
         )
+        asked = self._config.cache.num_blocks
+        if asked is not None and asked > num_blocks:
+            logger.warning(
+                "memory allows %d KV cache blocks of the %d asked for", num_blocks, asked
+            )
         logger.info("KV cache sized", extra={"num_blocks": num_blocks})
         return num_blocks
 
