@@ -1,0 +1,102 @@
+"""The mailbox of a receiver, without a channel around it."""
+
+import pytest
+
+from common.channels.cancel import CancelToken
+from common.channels.mailbox import ChannelMember, Mailbox
+from common.errors import Cancelled, TensorError
+from common.step import Phase, StepId, StepKey
+from common.worker_api import Rank
+
+OWNER = ChannelMember(epoch=2, generation=5, rank=Rank(stage=1))
+SENDER = ChannelMember(epoch=2, generation=5, rank=Rank(stage=0))
+
+
+def key(step: int) -> StepKey:
+    """The execute phase of a step of the owner's generation."""
+    return StepKey(step_id=StepId(epoch=2, generation=5, step=step), phase=Phase.EXECUTE)
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    """Open with room for two."""
+    mailbox = Mailbox()
+    mailbox.open(OWNER, capacity=2)
+    return mailbox
+
+
+def take(mailbox: Mailbox, step: int):
+    """What is there for a step, without waiting."""
+    return mailbox.take(key(step), cancel=CancelToken(), timeout=0)
+
+
+def test_reading_makes_room(mailbox):
+    """The bound counts unread deliveries, not all that ever came."""
+    for step in range(1, 9):
+        mailbox.deliver(SENDER, key(step), ())
+        assert take(mailbox, step) == ()
+
+
+def test_same_key_twice(mailbox):
+    """Tensors of one key from two messages are an error, since one of them is wrong."""
+    mailbox.deliver(SENDER, key(1), ())
+    mailbox.deliver(SENDER, key(1), ())
+    with pytest.raises(TensorError, match="arrived twice"):
+        take(mailbox, 1)
+
+
+def test_error_in_place_of_tensors(mailbox):
+    """An error delivered for a key fails that key alone."""
+    mailbox.deliver(SENDER, key(1), TensorError("torn"))
+    mailbox.deliver(SENDER, key(2), ())
+    assert take(mailbox, 2) == ()
+    with pytest.raises(TensorError, match="torn"):
+        take(mailbox, 1)
+
+
+@pytest.mark.parametrize(
+    "sender",
+    [
+        ChannelMember(epoch=1, generation=5, rank=Rank(stage=0)),
+        ChannelMember(epoch=2, generation=4, rank=Rank(stage=0)),
+        ChannelMember(epoch=2, generation=6, rank=Rank(stage=0)),
+        ChannelMember(epoch=2, generation=5, rank=Rank(stage=1)),
+        ChannelMember(epoch=2, generation=5, rank=Rank(replica=1, stage=0)),
+    ],
+)
+def test_strangers_are_refused(mailbox, sender):
+    """Other epochs, generations, replicas and stages leave nothing and are counted."""
+    for step in (1, 2, 3):
+        mailbox.deliver(sender, key(step), ())
+    assert mailbox.num_refused == 3
+    mailbox.deliver(SENDER, key(1), ())
+    assert take(mailbox, 1) == ()
+
+
+def test_shut_refuses_and_forgets(mailbox):
+    """A shut mailbox holds nothing, takes nothing, and ends every take with Cancelled."""
+    mailbox.deliver(SENDER, key(1), ())
+    mailbox.shut()
+    mailbox.deliver(SENDER, key(2), ())
+    for step in (1, 2):
+        with pytest.raises(Cancelled):
+            take(mailbox, step)
+
+
+def test_opening_forgets_a_failure(mailbox):
+    """A new generation starts without the failure of the last one."""
+    mailbox.fail(TensorError("broken"))
+    with pytest.raises(TensorError, match="broken"):
+        take(mailbox, 1)
+    mailbox.open(OWNER, capacity=2)
+    mailbox.deliver(SENDER, key(1), ())
+    assert take(mailbox, 1) == ()
+
+
+def test_take_leaves_no_callback(mailbox):
+    """A token outlives many takes without gathering callbacks."""
+    cancel = CancelToken()
+    for step in range(1, 4):
+        mailbox.deliver(SENDER, key(step), ())
+        mailbox.take(key(step), cancel=cancel, timeout=0)
+    assert cancel.num_callbacks == 0

@@ -1,0 +1,95 @@
+"""Log lines are JSON objects with their context and fields."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from common.logs import bind_log_context, configure_logging, get_logger, log_context
+
+logger = get_logger("common.logs_under_test")
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """Where a configured process logs to; the root logger is put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    target = io.StringIO()
+    configure_logging("worker", level="INFO", stream=target)
+    yield target
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    """The logged objects."""
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_one_line_an_event(stream):
+    """A line names time, level, service, logger, event and the extra fields."""
+    logger.info("model loaded", extra={"tensors": 272, "path": object})
+    (line,) = lines(stream)
+    assert line.pop("time").endswith("+00:00")
+    assert line == {
+        "level": "INFO",
+        "service": "worker",
+        "logger": "common.logs_under_test",
+        "event": "model loaded",
+        "tensors": 272,
+        "path": "<class 'object'>",
+    }
+
+
+def test_level(stream):
+    """Lines below the level are not written."""
+    logger.debug("detail")
+    assert lines(stream) == []
+
+
+def test_context_nests_and_ends(stream):
+    """Context fields hold inside their block only; inner ones win and the outer come back."""
+    with log_context(step=1, rank="stage 0"):
+        with log_context(step=2):
+            logger.info("inner")
+        logger.info("outer")
+    logger.info("after")
+    assert [(line.get("step"), line.get("rank")) for line in lines(stream)] == [
+        (2, "stage 0"),
+        (1, "stage 0"),
+        (None, None),
+    ]
+
+
+async def test_context_of_tasks_is_their_own(stream):
+    """What a task binds is not seen by its siblings."""
+
+    async def work(name: str) -> None:
+        bind_log_context(request_id=name)
+        await asyncio.sleep(0)
+        logger.info("worked")
+
+    await asyncio.gather(asyncio.create_task(work("a")), asyncio.create_task(work("b")))
+    logger.info("after")
+    assert [line.get("request_id") for line in lines(stream)] == ["a", "b", None]
+
+
+def test_exception_stays_on_the_line(stream):
+    """A traceback is a field of its line, so that one event is one line."""
+    try:
+        int("boom")
+    except ValueError:
+        logger.exception("failed")
+    (line,) = lines(stream)
+    assert line["event"] == "failed"
+    assert "ValueError: invalid literal" in line["exception"]
+
+
+def test_newlines_and_umlauts(stream):
+    """A message of several lines in any script is still one line."""
+    logger.info("größer\nals")
+    assert [line["event"] for line in lines(stream)] == ["größer\nals"]
