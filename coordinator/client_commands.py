@@ -1,0 +1,148 @@
+"""The commands that talk to a running server: `generate` and `probe`.
+
+They import their clients when they run, since a probe must not pay for anything but a probe.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from common.errors import Unavailable
+
+if TYPE_CHECKING:
+    from coordinator.engine.generation import ChatTurn
+    from coordinator.probe import Probe
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+TLS_NAMES = ("ca_cert", "client_cert", "client_key", "server_name")
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--prompt", "prompt_option", help="The prompt, instead of the argument.")
+@click.option("--address", default="127.0.0.1:50050", show_default=True, help="HOST:PORT of gRPC.")
+@click.option("--model", default="", help="Model's name  [default: the only one served]")
+@click.option(
+    "--chat/--no-chat",
+    default=True,
+    show_default=True,
+    help="Ask as a user in a conversation, or continue the text as it is.",
+)
+@click.option("--system", help="What the model is told before the conversation.")
+@click.option("--max-tokens", type=click.IntRange(1, 2**31), help="Most tokens to generate.")
+@click.option("--temperature", type=float, help="Softmax temperature; 0 is greedy.")
+@click.option("--top-k", type=click.IntRange(0, 2**31), help="Keep this many most likely tokens.")
+@click.option("--top-p", type=float, help="Nucleus mass in (0, 1].")
+@click.option("--min-p", type=float, help="Relative probability floor in [0, 1].")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Same seed, same tokens.")
+@click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
+@click.option("--stats", is_flag=True, help="Print counts and times even when not on a terminal.")
+def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> None:
+    """Ask a running coordinator and print the answer as it comes.
+
+    Without a prompt, standard input is the prompt. On a terminal, token counts and times follow on
+    stderr.
+
+    \b
+    Examples:
+      stepwire generate "What is the capital of France?"
+      stepwire generate --no-chat --max-tokens 20 --temperature 0 "Once upon a time"
+      stepwire generate --address 10.0.0.1:50050 --stats < question.txt
+    """
+    text = prompt if prompt is not None else prompt_option
+    if text is None and sys.stdin.isatty():
+        raise click.UsageError("There is nothing to ask: give a PROMPT, or pipe one in.")
+    from coordinator.answer import ask
+
+    show_stats = options.pop("stats") or sys.stderr.isatty()
+    question = sys.stdin.read() if text is None else text
+    turns = _conversation(question, options.pop("system")) if options.pop("chat") else question
+    address = options.pop("address")
+    given: Any = {name: value for name, value in options.items() if value is not None}
+    try:
+        stats = ask(turns, given, address=address, write=_write)
+    except Unavailable as error:
+        raise Unavailable(f"{address}: {error}; is a coordinator (stepwire up) there?") from error
+    click.echo()
+    if show_stats:
+        click.echo(str(stats), err=True)
+
+
+def _conversation(question: str, system: str | None) -> "tuple[ChatTurn, ...]":
+    from coordinator.engine.generation import ChatTurn
+
+    turns = (ChatTurn(role="user", content=question),)
+    return turns if system is None else (ChatTurn(role="system", content=system), *turns)
+
+
+def _probe_option(name: str, **attributes: Any) -> Callable[[Any], Any]:
+    """An option in both spellings, `-name` as grpc_health_probe has it and `--name`."""
+    return click.option(f"-{name}", f"--{name}", **attributes)
+
+
+def _probe_flag(name: str, help_text: str) -> Callable[[Any], Any]:
+    """A switch, which may also be written `-name=false` or `-name=true`."""
+    return _probe_option(
+        name, is_flag=False, flag_value=True, type=bool, default=False, help=help_text
+    )
+
+
+@click.command()
+@_probe_option("addr", required=True, metavar="HOST:PORT", help="Where the server listens.")
+@_probe_option("service", default="", help="Health name to ask for  [default: the process]")
+@_probe_option("connect-timeout", default="1s", show_default=True, help="For connecting.")
+@_probe_option("rpc-timeout", default="1s", show_default=True, help="For the answer.")
+@_probe_option("user-agent", default="stepwire-probe", show_default=True, help="Name sent along.")
+@_probe_option("rpc-header", multiple=True, metavar="NAME:VALUE", help="Metadata; may be repeated.")
+@_probe_flag("gzip", "Compress messages.")
+@_probe_flag("tls", "Connect with TLS.")
+@_probe_option("tls-ca-cert", type=FILE, help="Authorities to trust  [default: the system's]")
+@_probe_option("tls-client-cert", type=FILE, help="Certificate to show the server.")
+@_probe_option("tls-client-key", type=FILE, help="Its private key.")
+@_probe_option("tls-server-name", help="Name to verify instead of the address's.")
+@_probe_flag("v", "Accepted for compatibility.")
+def probe(**options: Any) -> int:
+    """Check a server's health over grpc.health.v1, like grpc_health_probe.
+
+    \b
+    Exit codes: 0 serving, 1 wrong arguments, 2 no connection, 3 call failed, 4 not serving.
+
+    \b
+    Examples:
+      stepwire probe -addr 127.0.0.1:50050 -service stepwire.v1.Inference
+      stepwire probe --addr 127.0.0.1:50061 --service stepwire.v1.Worker --rpc-timeout 500ms
+    """
+    from coordinator.probe import ProbeExit, check_health
+
+    exit_code, message = check_health(_probe_request(**options))
+    click.echo(message if exit_code is ProbeExit.SERVING else f"error: {message}", err=True)
+    return exit_code
+
+
+def _probe_request(**options: Any) -> "Probe":
+    from coordinator.probe import Probe, Tls, parse_duration, parse_header
+
+    tls = Tls(**{name: options[f"tls_{name}"] for name in TLS_NAMES})
+    if tls != Tls() and not options["tls"]:
+        raise click.UsageError("The -tls-... options need -tls.")
+    try:
+        return Probe(
+            address=options["addr"],
+            service=options["service"],
+            connect_timeout=parse_duration(options["connect_timeout"]),
+            rpc_timeout=parse_duration(options["rpc_timeout"]),
+            user_agent=options["user_agent"],
+            headers=tuple(parse_header(header) for header in options["rpc_header"]),
+            use_gzip=options["gzip"],
+            tls=tls if options["tls"] else None,
+        )
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from error
+
+
+def _write(text: str) -> None:
+    click.echo(text, nl=False)
