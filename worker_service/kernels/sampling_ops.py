@@ -106,7 +106,7 @@ def apply_top_p(logits_RV: Tensor, top_p_R: Tensor) -> Tensor:
 def _top_p_counts(logits_RV: Tensor, top_p_R: Tensor) -> tuple[Tensor, Tensor]:
     """The largest logits in order, and how many of them top_p keeps.
 
-    Few tokens hold the mass as a rule, so the full sort is made only when they do not.
+    Few tokens hold the mass as a rule, so more are sorted only when they do not.
     """
     vocab_size = logits_RV.shape[1]
     normalizer_R1 = logits_RV.logsumexp(dim=1, keepdim=True)
@@ -117,7 +117,7 @@ def _top_p_counts(logits_RV: Tensor, top_p_R: Tensor) -> tuple[Tensor, Tensor]:
         is_covered_R = (mass_RK[:, -1] >= top_p_R) | (top_p_R >= 1)
         if width == vocab_size or bool(is_covered_R.all()):
             break
-        width = vocab_size
+        width = min(8 * width, vocab_size)
     # A token stays when the mass before it is short of top_p; the first always does.
     counts_R = 1 + (mass_RK[:, :-1] < top_p_R.unsqueeze(1)).sum(dim=1)
     return largest_RK, counts_R
