@@ -35,15 +35,6 @@ class Serving:
     http_url: str | None
     workers: tuple[WorkerTopology, ...]
 
-    def __str__(self) -> str:
-        stages = ", ".join(
-            f"{worker.rank} = layers {worker.first_layer}-{worker.end_layer - 1}"
-            f" on {worker.device}" + (f" at {worker.address}" if worker.address else "")
-            for worker in self.workers
-        )
-        http = f", HTTP {self.http_url}" if self.http_url else ""
-        return f"serving {self.model}: gRPC {self.grpc_address}{http}; {stages}"
-
 
 async def run_coordinator(
     config: CoordinatorConfig, *, ready: Callable[[Serving], None] | None = None
