@@ -9,7 +9,6 @@ import socket
 import numpy as np
 import zmq
 
-from common.channels.cancel import CancelToken
 from common.channels.mailbox import ChannelMember, Mailbox, MailboxReceiver
 from common.channels.zmq_transport import Link, ZmqTransport
 from common.codecs.channel_codec import (
@@ -25,8 +24,6 @@ from common.logs import get_logger
 from common.step import StepKey
 from common.tensors import MAX_TENSOR_BYTES, WireTensor
 from common.worker_api import Peer, Rank
-
-__all__ = ["CancelToken", "ZmqChannels"]
 
 MAX_HEADER_BYTES = 64 << 10
 # Bytes. libzmq places parts of small messages anywhere in its receive buffer of 8 KiB, larger ones
