@@ -1,10 +1,11 @@
 """Plans a step for the torch backend: which slots each matmul reads, worked out once for all layers.
 
-Rows with one query are decodes, batched over requests; rows with more are chunks, taken one by one.
-Both read the cache in tiles of slots, so that memory and time follow the rows' lengths and never
-the size of the cache.
+Rows with one query are decodes, taken in groups of rows of similar length; rows with more are
+chunks, taken one by one. Both read the cache in tiles of slots, so that memory and time follow the
+rows' lengths and never the size of the cache.
 
-Legend: R decode rows, n rows of a tile, F slots of a tile, K key heads, S slots per row of a tile.
+Legend: T tokens of the step, R decode rows, n rows of a group, F slots of a tile, K key heads,
+S slots per row of a tile, C tokens of a context.
 """
 
 from dataclasses import dataclass
@@ -15,32 +16,34 @@ from torch import Tensor
 
 from worker_service.attention.metadata import AttentionMetadata
 
-MASKED = -1e30
-"""Score of what must not be seen: finite, so that a wholly masked tile merges with weight zero."""
-
-QUERY_BLOCK = 256
-"""Queries of a chunk that share a mask; bounds the mask and skips what all of them must not see."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileSizes:
-    """Most slots gathered at once: over all decode rows together, and of one chunk's context."""
+    """Most slots gathered at once: for a group of decodes, and of one chunk's context."""
 
-    decode: int = 8192
+    decode: int = 4096
     chunk: int = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeTile:
-    """Some columns of context for the first num_rows decode rows.
+    """The same columns of context for each row of a group.
 
-    slots_F int64 [num_rows * S]; a row that is shorter repeats its last slot and is masked there by
-    bias, float32 [K * num_rows, 1, S], which is None when no row is.
+    slots_F int64 [n * S]; a row that is shorter repeats its last slot and is masked there by bias,
+    float32 [K * n, 1, S], which is None when no row is.
     """
 
-    num_rows: int
     slots_F: Tensor
     bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodeGroup:
+    """Decode rows [start, stop) in planned order; more than one row only if they take one tile."""
+
+    start: int
+    stop: int
+    tiles: tuple[DecodeTile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +51,7 @@ class Decodes:
     """The decode rows; tokens_R int64 says where they stand in the step, None: they are the step."""
 
     tokens_R: Tensor | None
-    tiles: tuple[DecodeTile, ...]
+    groups: tuple[DecodeGroup, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +117,8 @@ def _plan_decodes(
     most_slots: int,
 ) -> Decodes:
     lens = metadata.seq_lens_host
-    width = max(1, most_slots // len(rows))
-    longest = max(lens[row] for row in rows)
-    if longest > width:
-        # Longest first: the rows that reach into a later tile are then the first ones.
+    if len(rows) * max(lens[row] for row in rows) > most_slots:
+        # Neighbours of similar length waste little on padding.
         rows = sorted(rows, key=lambda row: -lens[row])
     is_whole_step = rows == list(range(len(metadata.query_lens_host)))
     device = metadata.block_table.device
@@ -125,17 +126,57 @@ def _plan_decodes(
     tokens_R = torch.tensor([starts[row] for row in rows], device=device)
     return Decodes(
         tokens_R=None if is_whole_step else tokens_R,
-        tiles=tuple(
-            _decode_tile(
+        groups=tuple(
+            _plan_group(
                 metadata,
-                rows_n=rows_R[: sum(lens[row] > begin for row in rows)],
-                columns=range(begin, min(begin + width, longest)),
+                span=span,
+                rows_n=rows_R[span.start : span.stop],
+                lens=[lens[row] for row in rows[span.start : span.stop]],
                 num_kv_heads=num_kv_heads,
-                shortest=min(lens[row] for row in rows if lens[row] > begin),
+                most_slots=most_slots,
             )
-            for begin in range(0, longest, width)
+            for span in _group([lens[row] for row in rows], most_slots)
         ),
     )
+
+
+def _plan_group(
+    metadata: AttentionMetadata,
+    *,
+    span: range,
+    rows_n: Tensor,
+    lens: list[int],
+    num_kv_heads: int,
+    most_slots: int,
+) -> DecodeGroup:
+    tiles = tuple(
+        _decode_tile(
+            metadata,
+            rows_n=rows_n,
+            columns=columns,
+            is_ragged=min(lens) < columns.stop,
+            num_kv_heads=num_kv_heads,
+        )
+        for columns in _split(max(lens), most_slots)
+    )
+    return DecodeGroup(start=span.start, stop=span.stop, tiles=tiles)
+
+
+def _group(lens: list[int], most_slots: int) -> list[range]:
+    """Cut rows into groups that fit most_slots at their longest row's length, or are one row."""
+    groups: list[range] = []
+    start = longest = 0
+    for row, length in enumerate(lens):
+        longest = max(longest, length)
+        if row > start and longest * (row + 1 - start) > most_slots:
+            groups.append(range(start, row))
+            start, longest = row, length
+    return [*groups, range(start, len(lens))]
+
+
+def _split(length: int, width: int) -> list[range]:
+    """Cut columns [0, length) into pieces of at most width."""
+    return [range(start, min(start + width, length)) for start in range(0, length, width)]
 
 
 def _decode_tile(
@@ -143,18 +184,18 @@ def _decode_tile(
     *,
     rows_n: Tensor,
     columns: range,
+    is_ragged: bool,
     num_kv_heads: int,
-    shortest: int,
 ) -> DecodeTile:
     positions_S = torch.arange(columns.start, columns.stop, device=rows_n.device)
     lens_n1 = metadata.seq_lens[rows_n].to(torch.int64)[:, None]
     slots_nS = _slots(metadata, rows_n, positions_S.minimum(lens_n1 - 1))
     bias = None
-    if shortest < columns.stop:
-        bias_n1S = torch.zeros(slots_nS.shape, device=rows_n.device)
-        bias_n1S = bias_n1S.masked_fill_(positions_S >= lens_n1, MASKED)[:, None]
-        bias = bias_n1S.repeat(num_kv_heads, 1, 1)
-    return DecodeTile(num_rows=len(rows_n), slots_F=slots_nS.flatten(), bias=bias)
+    if is_ragged:
+        bias_nS = torch.zeros(slots_nS.shape, device=rows_n.device)
+        bias_nS.masked_fill_(positions_S >= lens_n1, float("-inf"))
+        bias = bias_nS[:, None].repeat(num_kv_heads, 1, 1)
+    return DecodeTile(slots_F=slots_nS.flatten(), bias=bias)
 
 
 def _plan_chunk(metadata: AttentionMetadata, *, row: int, start: int, tile: int) -> Chunk:

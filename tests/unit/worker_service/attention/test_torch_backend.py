@@ -85,7 +85,11 @@ class Sequences:
 
 
 SHAPES = {"grouped": (6, 2, 16), "multi-head": (4, 4, 8), "multi-query": (3, 1, 32)}
-SIZES = {"one tile": TileSizes(), "small tiles": TileSizes(decode=40, chunk=7)}
+SIZES = {
+    "one tile": TileSizes(),
+    "small tiles": TileSizes(decode=40, chunk=7),
+    "tiny tiles": TileSizes(decode=5, chunk=3),
+}
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -199,5 +203,6 @@ def test_gathers_follow_lengths(sizes: TileSizes) -> None:
     assert all(len(slots) <= sizes.chunk for slots in behind_context.tiles)
     assert prompt.tiles == ()
     assert plan.decodes is not None
-    assert sum(len(tile.slots_F) for tile in plan.decodes.tiles) <= 2 * 20
-    assert all(len(tile.slots_F) <= sizes.decode for tile in plan.decodes.tiles)
+    tiles = [tile for group in plan.decodes.groups for tile in group.tiles]
+    assert sum(len(tile.slots_F) for tile in tiles) <= 2 * 20
+    assert all(len(tile.slots_F) <= sizes.decode for tile in tiles)
