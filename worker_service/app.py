@@ -1,7 +1,6 @@
 """Composition root of a worker process: the only place that wires its parts together."""
 
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from common.channels.channel import TensorChannels
 from common.channels.zmq_channel import ZmqChannels
 from common.config import WorkerConfig, join_address, split_address
 from common.health import LIVENESS, WORKER, WORKER_STEPS, HealthBoard
+from common.logs import get_logger
 from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import add_reflection, bind, build_server
 from worker_service.ending import Ending
@@ -23,13 +23,13 @@ from worker_service.lifecycle import State
 from worker_service.servicer import WorkerRpc
 from worker_service.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Seconds: the event loop answers health checks while the device thread runs Python, so it must not
 # wait the default 5 ms for the interpreter lock.
 SWITCH_INTERVAL_SECONDS = 0.0005
 STOP_GRACE_SECONDS = 1.0
-CLOSE_TIMEOUT_SECONDS = 5.0
+CLOSE_TIMEOUT_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

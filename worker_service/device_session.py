@@ -5,7 +5,6 @@ the order they were made. What is said to be safe from any thread reads one valu
 """
 
 import gc
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from common.clock import Clock
 from common.config import WorkerConfig
 from common.config_loader import cache_folder
 from common.errors import Fenced, InvalidRequest
+from common.logs import bind_log_context, get_logger
 from common.model_folder import resolve_model
 from common.step import ExecuteResult, ModelRunnerOutput, StepId
 from common.worker_api import (
@@ -44,7 +44,7 @@ from worker_service.stage_links import StageLinks
 from worker_service.step_executor import StepExecutor
 from worker_service.step_guard import StepGuard
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,7 @@ class DeviceSession:
     def load_model(self, authority: Authority, request: LoadModel) -> LoadReport:
         """Read this stage's parameters."""
         with self._control(Call.LOAD_MODEL, authority):
+            bind_log_context(rank=str(request.rank))
             folder = resolve_model(self._config.model or request.model, cache=cache_folder())
             runner = self._make_runner(
                 device=self._device.torch_device, folder=folder, request=request

@@ -4,7 +4,6 @@ Knows nothing of models or steps. A closure that blocks must do so on something 
 cancel: nothing here interrupts it.
 """
 
-import logging
 from asyncio import AbstractEventLoop, Future, get_running_loop
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,10 +13,11 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from common.errors import WorkerLost
+from common.logs import get_logger
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,7 @@ class DeviceThread:
         self._on_death = on_death
         self._lock = Lock()
         self._end_cause: str | None = None
-        self._thread = Thread(target=self._run, name="device", daemon=True)
-        self._thread.start()
+        Thread(target=self._run, name="device", daemon=True).start()
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
         """Queue a closure; the future belongs to the running loop.
@@ -89,11 +88,6 @@ class DeviceThread:
     def close(self) -> None:
         """Let the thread end after the closures already queued; does not wait for it."""
         self._jobs.put(None)
-
-    def join(self, timeout: float) -> bool:
-        """Wait for the end at most `timeout` seconds; blocks, and says whether the thread ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

@@ -4,13 +4,14 @@ Knows nothing of servers and devices: it says when it is time to go, and with wh
 """
 
 import asyncio
-import logging
 import os
 import signal
 from contextlib import suppress
 from threading import Event, Thread
 
-logger = logging.getLogger(__name__)
+from common.logs import get_logger
+
+logger = get_logger(__name__)
 
 STDIN_GRACE_SECONDS = 10.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

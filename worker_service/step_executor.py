@@ -4,7 +4,6 @@ Runs on the device thread. A refusal changes nothing; a failure ends the generat
 Knows neither RPCs nor how a forward pass is made.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from common.clock import Clock
 from common.errors import Cancelled, InvalidStep, StepFailed, StepRefused
+from common.logs import get_logger
 from common.step import (
     ExecutePending,
     ExecuteResult,
@@ -30,7 +30,7 @@ from worker_service.runner.stage_tensors import to_wire
 from worker_service.stage_links import StageLinks, TimedInputs
 from worker_service.step_guard import StepGuard
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class StepExecutor:
@@ -135,7 +135,7 @@ class StepExecutor:
             self._guard.fail(failure)
             logger.warning(
                 "step failed",
-                extra={"cause": str(failure)},
+                extra={"step": key.step_id.step, "cause": str(failure)},
                 exc_info=not isinstance(error, Cancelled),
             )
             raise failure from error

@@ -4,7 +4,6 @@ A phase is queued without waiting for the answer to the one before it, so the de
 to step without a round trip. The end of a stream releases nothing: steps already queued still run.
 """
 
-import logging
 from asyncio import Future, Queue, TaskGroup, get_running_loop
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,11 @@ from common.codecs.stream_codec import (
     encode_stream_answer,
 )
 from common.errors import InvalidStep, ServiceError, StepFailed
+from common.logs import get_logger
 from common.step import Phase, StepId, StepKey
 from worker_service.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Far above the steps in flight of any pipeline: bounds what a runaway client can queue.
 MAX_UNANSWERED = 256

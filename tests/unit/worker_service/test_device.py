@@ -1,0 +1,36 @@
+"""The device a worker computes on."""
+
+import pytest
+import torch
+
+from common.errors import ConfigError
+from worker_service.device import bind, find_device
+
+
+def test_cpu_says_what_it_has() -> None:
+    """The CPU is there on every machine, with the machine's memory and all types."""
+    device = find_device("cpu")
+    assert device.name == "cpu"
+    assert device.memory_bytes > 1 << 20
+    assert device.dtypes == ("float32", "bfloat16", "float16")
+
+
+def test_auto_finds_a_device() -> None:
+    """Without being told, a worker takes the GPU where there is one, else the CPU."""
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert find_device("auto").torch_device.type == expected
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:one", "cuda:999"])
+def test_missing_device_is_refused_by_name(name: str) -> None:
+    """A device that torch does not know or does not see is a configuration error."""
+    with pytest.raises(ConfigError, match=name):
+        find_device(name)
+
+
+def test_binding_sets_the_compute_threads() -> None:
+    """The number of threads asked for is what torch computes with."""
+    before = torch.get_num_threads()
+    bind(find_device("cpu"), num_threads=before + 1)
+    assert torch.get_num_threads() == before + 1
+    torch.set_num_threads(before)
