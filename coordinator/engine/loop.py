@@ -155,7 +155,7 @@ class EngineLoop:
         self._send(self._scheduler.plan_warm_up(), steps)
         while not self._is_stopping:
             deltas = self._commit_oldest()
-            # Sent before the readers run, so that the workers compute while tokens become text.
+            # Sent before the readers are woken: the workers compute while tokens become text.
             self._fill_pipeline(steps)
             self._deliver(deltas)
             await self._next_event(steps)

@@ -127,23 +127,40 @@ def test_the_youngest_is_preempted_and_comes_back_with_its_tokens():
 
 def test_preempted_sequence_waits_for_its_step_in_flight():
     """A sequence preempted in flight, and all behind it, wait until that step is committed."""
-    config = ScheduleConfig(pp_cohorts=2, max_steps_in_flight=2, max_num_batched_tokens=2)
+    config = ScheduleConfig(pp_cohorts=3, max_steps_in_flight=3, max_num_batched_tokens=2)
     replica = ScriptedReplica(config, num_blocks=8, block_size=4)
     scheduler = replica.scheduler
     old = scheduler.add(request((1, 2, 3, 4), max_tokens=20))
     young = scheduler.add(request(tuple(range(20)), max_tokens=3))
     replica.plan_all()
-    last = scheduler.add(request((8,), max_tokens=1))
     while scheduler.num_preemptions == 0:
         replica.commit()
         replica.plan_all()
-    assert sorted(replica.handles_in_flight) == [old, young]
-    assert scheduler.num_free_blocks > 2
-    assert scheduler.num_waiting == 2
+    last = scheduler.add(request((8,), max_tokens=1))
+    scheduler.abort(old)
+    assert replica.handles_in_flight == [young, old]
+    assert scheduler.num_free_blocks == 7
+    assert replica.plan() is None
+    replica.commit()
+    assert replica.plan() is not None
     replica.run_until_idle()
     assert replica.token_ids[young] == list(scripted_tokens(range(20), 3))
     assert replica.token_ids[last] == list(scripted_tokens((8,), 1))
     assert scheduler.num_free_blocks == 7
+
+
+def test_admission_leaves_a_block_for_every_running_sequence():
+    """A sequence waits while admitting it would leave the running ones no block to grow by."""
+    replica = ScriptedReplica(ONE_COHORT, num_blocks=5, block_size=4)
+    for _ in range(2):
+        replica.scheduler.add(request((1, 2, 3, 4), max_tokens=2))
+    third = replica.scheduler.add(request((1, 2, 3, 4), max_tokens=2))
+    replica.plan()
+    assert replica.scheduler.num_running == 2
+    assert replica.scheduler.num_free_blocks == 2
+    replica.run_until_idle()
+    assert replica.scheduler.num_preemptions == 0
+    assert replica.token_ids[third] == list(scripted_tokens((1, 2, 3, 4), 2))
 
 
 def test_end_of_sequence_is_part_of_the_output():
