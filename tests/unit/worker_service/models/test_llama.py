@@ -52,7 +52,7 @@ def run_stages(stages: list[DecoderModel], *, chunks: tuple[int, ...]) -> Tensor
             head_size=stage.spec.head_size,
             num_blocks=15,
             block_size=BLOCK_SIZE,
-            dtype=stage.layers[0].mlp.down.weight.dtype,  # pyright: ignore[reportAttributeAccessIssue]
+            dtype=stage.layers[0].mlp.down.weight.dtype,
         )
         for stage in stages
     ]
@@ -91,7 +91,7 @@ CASES = {
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_logits_equal_transformers(tmp_path: Path, options: dict[str, object]) -> None:
     """In float32 all logits are transformers' within 1e-5 of the largest, whole or in chunks."""
-    folder = write_tiny_llama(tmp_path, **options)  # pyright: ignore[reportArgumentType]
+    folder = write_tiny_llama(tmp_path, **options)
     expected = reference_logits(folder)
     model = load(folder).model
     tolerance = 1e-5 * expected.abs().max().item()
