@@ -1,6 +1,6 @@
-# `make demo` and `make test` need nothing but Python 3.11+ and its venv module.
+# `make demo` and `make test` need nothing but Python 3.11 or newer with its venv module.
 PYTHON ?= python3
-# The PyPI build for this platform; a CPU-only machine may point TORCH at a CPU wheel.
+# A machine without a GPU may save gigabytes with a CPU build, e.g. TORCH=/path/to/torch-2.13.0+cpu-....whl
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PROTOS := $(wildcard proto/stepwire/v1/*.proto)
@@ -8,13 +8,16 @@ PROTOS := $(wildcard proto/stepwire/v1/*.proto)
 .PHONY: demo test check bench proto clean
 
 .venv/ready: pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet --editable '.[dev]'
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; set PYTHON=python3.11")'
+	@echo "installing into .venv, once; PyTorch is a large download"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
 
+# A question answered by two workers and a coordinator.
 demo: .venv/ready
-	$(BIN)/stepwire demo
+	@$(BIN)/python -m deploy.demo
 
 test: .venv/ready
 	$(BIN)/python -m pytest
@@ -30,6 +33,7 @@ check: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m tests.benchmarks
 
+# Generated code is committed; run this after a change of a .proto file.
 proto: .venv/ready
 	rm -rf proto/gen/stepwire
 	mkdir -p proto/gen
