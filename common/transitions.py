@@ -23,7 +23,3 @@ class Transitions(Generic[State, Event]):
             return self.table[state, event]
         except KeyError:
             raise WrongState(f"{event.name.lower()} is not legal in state {state.name}") from None
-
-    def allows(self, state: State, event: Event) -> bool:
-        """Whether an event is legal in a state."""
-        return (state, event) in self.table

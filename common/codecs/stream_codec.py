@@ -99,24 +99,6 @@ def decode_sample_result(response: pb.SampleTokensResponse) -> ModelRunnerOutput
     return decode_model_runner_output(response.model_runner_output)
 
 
-def encode_stream_item(request: ExecuteModel | StepId, *, sample: bool) -> pb.RunStepsRequest:
-    """Spell one item of the step stream; `sample`: the sample phase follows the execute phase."""
-    if isinstance(request, StepId):
-        return pb.RunStepsRequest(sample=encode_sample_tokens(request))
-    return pb.RunStepsRequest(execute=encode_execute_model(request), sample_with_execute=sample)
-
-
-def decode_stream_item(item: pb.RunStepsRequest) -> tuple[ExecuteModel | StepId, bool]:
-    """Read one item of the step stream: the phase, and whether its answer is a sample phase's."""
-    match item.WhichOneof("item"):
-        case "execute":
-            return decode_execute_model(item.execute), item.sample_with_execute
-        case "sample":
-            return decode_sample_tokens(item.sample), True
-        case _:
-            raise InvalidStep("item: the request is empty")
-
-
 def encode_stream_answer(answer: ExecuteResult | ServiceError, key: StepKey) -> pb.RunStepsResponse:
     """Spell one answer of the step stream: to `key`, which says whether it is a sample phase's."""
     if isinstance(answer, ServiceError):

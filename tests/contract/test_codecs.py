@@ -69,22 +69,22 @@ def test_intermediate_tensors(tensors):
 
 
 @unhurried
-@given(scheduler_outputs(), st.none() | intermediate_tensors(), st.booleans(), st.booleans())
-def test_execute_item(output, tensors, inline_reply, sample):
-    """An execute item of the step stream survives, with the previous stage's tensors if any."""
+@given(scheduler_outputs(), st.none() | intermediate_tensors(), st.booleans())
+def test_execute_model(output, tensors, inline_reply):
+    """An execute call survives, with the previous stage's tensors if any."""
     request = ExecuteModel(
         scheduler_output=output, intermediate_tensors=tensors, inline_reply=inline_reply
     )
-    item = stream_codec.encode_stream_item(request, sample=sample)
-    assert same(stream_codec.decode_stream_item(item), (request, sample))
+    spelled = stream_codec.encode_execute_model(request)
+    assert same(stream_codec.decode_execute_model(spelled), request)
 
 
 @unhurried
 @given(step_ids)
-def test_sample_item(step_id):
-    """A sample item of the step stream survives."""
-    item = stream_codec.encode_stream_item(step_id, sample=False)
-    assert stream_codec.decode_stream_item(item) == (step_id, True)
+def test_sample_tokens(step_id):
+    """A sample call survives."""
+    spelled = stream_codec.encode_sample_tokens(step_id)
+    assert stream_codec.decode_sample_tokens(spelled) == step_id
 
 
 @unhurried
