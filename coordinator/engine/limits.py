@@ -119,14 +119,32 @@ def _check_prompt(
     if not prompt:
         raise InvalidRequest("prompt is empty, at least one token is needed", param="prompt")
     if isinstance(prompt, str):
+        _check_characters("prompt", prompt)
         return
     _check_vocabulary("prompt", [part for part in prompt if isinstance(part, int)], model=model)
     for part in prompt:
-        if isinstance(part, ChatTurn) and part.role not in ROLES:
-            raise InvalidRequest(
-                f"messages: role must be one of {', '.join(ROLES)}, not {part.role!r}",
-                param="messages",
-            )
+        if isinstance(part, ChatTurn):
+            _check_turn(part)
+
+
+def _check_turn(turn: ChatTurn) -> None:
+    if turn.role not in ROLES:
+        raise InvalidRequest(
+            f"messages: role must be one of {', '.join(ROLES)}, not {turn.role!r}",
+            param="messages",
+        )
+    _check_characters("messages", turn.content)
+
+
+def _check_characters(field: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can spell and no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{field}: position {error.start} holds half of a surrogate pair, which is no character",
+            param=field,
+        ) from error
 
 
 def _check_vocabulary(field: str, token_ids: Sequence[int], *, model: ServedModel) -> None:
@@ -147,6 +165,7 @@ def _check_stop(stop: tuple[str, ...]) -> None:
         if not text:
             raise InvalidRequest("stop holds an empty string, which is everywhere", param="stop")
         _check_length("stop", text, most=MOST_STOP_CHARACTERS)
+        _check_characters("stop", text)
 
 
 def _check_length(field: str, text: str, *, most: int) -> None:

@@ -41,6 +41,9 @@ REFUSED = [
     ("prompt", {"prompt": (0, 100)}),
     ("prompt", {"prompt": (-1,)}),
     ("messages", {"prompt": (ChatTurn(role="wizard", content="x"),)}),
+    ("messages", {"prompt": (ChatTurn(role="user", content="\ud800"),)}),
+    ("prompt", {"prompt": "x\udfff"}),
+    ("stop", {"stop": ("\ud800",)}),
     ("request_id", {"request_id": "x" * 129}),
 ]
 
