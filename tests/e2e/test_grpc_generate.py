@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -176,19 +176,17 @@ def test_a_lost_worker_ends_requests_with_its_rank_and_cause(model):
         stream = running.client.generate("x", max_tokens=1500, ignore_eos=True)
         next(stream)
         victim = psutil.Process(running.process.pid).children()[1]
-        limit = threading.Timer(TOLD_WITHIN_SECONDS, stream.close)
-        limit.start()
         victim.kill()
-        with pytest.raises(Unavailable, match=r"stage \d.*signal 9"):
+        killed = time.monotonic()
+        with pytest.raises(Unavailable, match=r"stage \d .*SIGKILL"):
             list(stream)
-        limit.cancel()
-        limit.join()
+        assert time.monotonic() - killed < TOLD_WITHIN_SECONDS
         assert health(running, "stepwire.v1.Inference") == (
             health_pb2.HealthCheckResponse.NOT_SERVING
         )
         assert health(running, "") == health_pb2.HealthCheckResponse.SERVING
         assert httpx.get(f"{running.http_url}/health").status_code == 503
-        with pytest.raises(Unavailable, match="signal 9"):
+        with pytest.raises(Unavailable, match="SIGKILL"):
             running.client.complete("late")
         assert [bool(worker.cause) for worker in running.client.status().workers].count(True) == 1
 
