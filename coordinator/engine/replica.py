@@ -67,6 +67,11 @@ class Replica:
         """Most tokens of a request, prompt and output."""
         return self._scheduler.max_sequence_len
 
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence lost its blocks to another one."""
+        return self._scheduler.num_preemptions
+
     def status(self, model: str) -> ClusterStatus:
         """What an operator is told of this replica."""
         return ClusterStatus(

@@ -1,0 +1,54 @@
+"""A replica that serves token ids: real workers, scheduler and loop, without ports or text."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+from common.config import CoordinatorConfig
+from common.model_folder import read_model_folder
+from common.requests import Request, SamplingParams, StopParams
+from coordinator.engine.replica import Replica
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@asynccontextmanager
+async def running_replica(config: CoordinatorConfig) -> AsyncIterator[Replica]:
+    """Bring a replica up on config.model.model, a folder, and end it afterwards."""
+    folder = read_model_folder(Path(config.model.model))
+    replica = await Replica.start(config, folder, on_serving_changed=lambda is_serving: None)
+    run = asyncio.create_task(replica.loop.run(), name="engine loop")
+    try:
+        await replica.loop.wait_until_serving()
+        yield replica
+    finally:
+        await replica.loop.drain(0)
+        await run
+        await replica.shutdown()
+
+
+async def generate(
+    replica: Replica,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_tokens: int,
+    sampling: SamplingParams = GREEDY,
+    concurrency: int | None = None,
+) -> list[tuple[int, ...]]:
+    """num_tokens tokens for each prompt, past any end of sequence; all at once unless told."""
+    seats = asyncio.Semaphore(concurrency or len(prompts))
+
+    async def one(index: int) -> tuple[int, ...]:
+        request = Request(
+            request_id=f"prompt-{index}",
+            prompt_token_ids=tuple(prompts[index]),
+            sampling=sampling,
+            stopping=StopParams(max_tokens=num_tokens, ignore_eos=True),
+        )
+        async with seats, aclosing(replica.loop.submit(request)) as stream:
+            return tuple([token async for delta in stream for token in delta.token_ids])
+
+    async with asyncio.TaskGroup() as tasks:
+        texts = [tasks.create_task(one(index)) for index in range(len(prompts))]
+    return [text.result() for text in texts]
