@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 
@@ -65,7 +65,7 @@ class AllocatorMeter:
         """Leave the allocator as it is."""
 
 
-class TensorMeter(TorchDispatchMode):
+class TensorMeter(TorchFunctionMode):
     """Follows the storage of every tensor that an operation makes."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class TensorMeter(TorchDispatchMode):
         """Most bytes at once."""
         return self._peak_bytes
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Callable[..., Any],
         types: Any,
