@@ -112,7 +112,7 @@ def _expected(arrival: Arrival, *, longest: int) -> list[int]:
     return token_ids[: ends[0] + 1] if ends else token_ids
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     sizes=run_settings,
     requests=st.lists(arrivals, min_size=3, max_size=10),
