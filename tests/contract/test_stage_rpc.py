@@ -55,6 +55,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny"), hidden=HIDDEN_SIZE)
 
 
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Answered]:
+    """What a single worker in this process answers to the same steps."""
+    return asyncio.run(single_worker_answers(folder))
+
+
 @pytest.fixture
 def processes() -> Iterator[list[WorkerProcess]]:
     """Two worker processes."""
@@ -120,7 +126,7 @@ def answered(output: ModelRunnerOutput) -> Answered:
 
 
 async def single_worker_answers(folder: Path) -> list[Answered]:
-    """What one worker in this process answers to the same steps."""
+    """Run the steps on one worker in this process."""
     worker = Worker(WorkerConfig(device="cpu", threads=1), InMemoryHub().channels("single"))
     try:
         await warm_up(worker, load_request(str(folder)))
@@ -143,7 +149,9 @@ def assert_equal(answers: list[Answered], expected: list[Answered]) -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-async def test_inline_tensors_join_two_stages(processes: list[WorkerProcess], folder: Path) -> None:
+async def test_inline_tensors_join_two_stages(
+    processes: list[WorkerProcess], folder: Path, expected: list[Answered]
+) -> None:
     """Stage 0's inline IntermediateTensors, fed to stage 1, give the output of a single worker."""
     answers: list[Answered] = []
     async with serving_stages(processes, folder) as (first, last):
@@ -164,12 +172,14 @@ async def test_inline_tensors_join_two_stages(processes: list[WorkerProcess], fo
             )
             assert isinstance(pending, ExecutePending)
             answers.append(answered(await last.sample_tokens(output.step_id)))
-    assert_equal(answers, await single_worker_answers(folder))
+    assert_equal(answers, expected)
     assert len(answers[0].token_ids) == 0, "a chunk that leaves prompt tokens draws nothing"
     assert all(len(each.token_ids) == 1 for each in answers[1:])
 
 
-async def test_channel_joins_two_stages(processes: list[WorkerProcess], folder: Path) -> None:
+async def test_channel_joins_two_stages(
+    processes: list[WorkerProcess], folder: Path, expected: list[Answered]
+) -> None:
     """Over ZMQ stage 0 answers descriptors alone, and stage 1's output is that of a single worker."""
     answers: list[Answered] = []
     async with serving_stages(processes, folder) as (first, last):
@@ -182,10 +192,12 @@ async def test_channel_joins_two_stages(processes: list[WorkerProcess], folder: 
             assert descriptor.shape == (output.total_num_scheduled_tokens, HIDDEN_SIZE)
             await last.execute_model(ExecuteModel(scheduler_output=output))
             answers.append(answered(await last.sample_tokens(output.step_id)))
-    assert_equal(answers, await single_worker_answers(folder))
+    assert_equal(answers, expected)
 
 
-async def test_wrong_order_changes_nothing(processes: list[WorkerProcess], folder: Path) -> None:
+async def test_wrong_order_changes_nothing(
+    processes: list[WorkerProcess], folder: Path, expected: list[Answered]
+) -> None:
     """Execute twice and sample before execute are refused by name; the step goes on as if unasked."""
     async with serving_stages(processes, folder) as (first, last):
         with pytest.raises(WrongOrder):
@@ -201,5 +213,4 @@ async def test_wrong_order_changes_nothing(processes: list[WorkerProcess], folde
             token = answered(await last.sample_tokens(output.step_id)).token_ids
             with pytest.raises(WrongOrder):
                 await last.sample_tokens(output.step_id)
-    expected = await single_worker_answers(folder)
     assert token == expected[1].token_ids
