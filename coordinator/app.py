@@ -67,6 +67,7 @@ class Coordinator:
         self._gate = EngineGate()
         self._model_name = config.model.served_model_name or config.model.model
         self._replica: Replica | None = None
+        self._loop_task: asyncio.Task[None] | None = None
         self.front = Front(
             config.serve,
             gate=self._gate,
@@ -107,7 +108,7 @@ class Coordinator:
             self._config, folder, on_serving_changed=self._serving_changed
         )
         self._gate.open(self._engine(self._replica, folder, tokenizer))
-        self._tasks.start("engine loop", self._replica.loop.run())
+        self._loop_task = self._tasks.start("engine loop", self._replica.loop.run())
         await self._replica.loop.wait_until_serving()
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
@@ -145,9 +146,12 @@ class Coordinator:
             ready(serving)
 
     async def _drain(self) -> None:
-        if self._replica is not None:
-            logger.info("draining", extra={"open_requests": self._replica.loop.num_open})
-            await self._replica.loop.drain(self._config.serve.drain_timeout)
+        if self._replica is None or self._loop_task is None:
+            return
+        logger.info("draining", extra={"open_requests": self._replica.loop.num_open})
+        await self._replica.loop.drain(self._config.serve.drain_timeout)
+        # Its last steps must have been let go of before the workers are.
+        await asyncio.wait({self._loop_task})
 
 
 def _find_model(config: CoordinatorConfig) -> ModelFolder:

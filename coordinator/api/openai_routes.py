@@ -68,13 +68,13 @@ class OpenAIRoutes:
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """Continue a text or token ids."""
-        self.unknown_fields.check(body.model_extra or {})
+        self.unknown_fields.check(body.fields_without_model())
         asked = body.to_input(f"cmpl-{uuid.uuid4().hex}")
         return await self._answer(request, body, asked, CompletionFormat(self._head(asked)))
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
-        self.unknown_fields.check(body.model_extra or {})
+        self.unknown_fields.check(body.fields_without_model())
         asked = body.to_input(f"chatcmpl-{uuid.uuid4().hex}")
         return await self._answer(request, body, asked, ChatFormat(self._head(asked)))
 

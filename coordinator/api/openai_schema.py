@@ -47,6 +47,10 @@ class GenerationBody(_Part):
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    def fields_without_model(self) -> dict[str, Any]:
+        """Names and values that stand in the body beside the fields declared here."""
+        return dict(self.model_extra or {})
+
     def shared_options(self) -> dict[str, Any]:
         """The fields of GenerationInput both endpoints fill alike."""
         if self.stream_options is not None and not self.is_streamed:
@@ -121,6 +125,13 @@ class ChatBody(GenerationBody):
             logprobs=self._num_logprobs(),
             **self.shared_options(),
         )
+
+    def fields_without_model(self) -> dict[str, Any]:
+        """Those of the messages as well: a call of a tool stands there."""
+        fields = super().fields_without_model()
+        for message in self.messages:
+            fields |= message.model_extra or {}
+        return fields
 
     def _most_tokens(self) -> int | None:
         # Checked here too, since the engine would name the older field.

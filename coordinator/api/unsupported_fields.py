@@ -26,6 +26,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": NOTHING,
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
+    "tool_calls": (None, []),
+    "tool_call_id": NOTHING,
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "response_format": (None, {"type": "text"}),

@@ -202,6 +202,11 @@ REFUSED = [
     ("chat/completions", {"messages": [{"role": "user"}]}, "messages"),
     (
         "chat/completions",
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+        "tool_calls",
+    ),
+    (
+        "chat/completions",
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages",
     ),
