@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import httpx
 import openai
+import psutil
 import pytest
 from openai import OpenAI
 
@@ -165,6 +166,24 @@ def test_leaving_an_answer_in_one_piece_frees_the_blocks(client, server):
     with pytest.raises(openai.APITimeoutError):
         client.completions.create(model="tiny", prompt="x", timeout=0.2, **LONG)
     server.wait_until_idle()
+
+
+def test_a_worker_lost_in_the_stream_is_an_error_of_the_stream(tmp_path):
+    """After the first event the client raises the error that names rank and cause."""
+    model = write_tiny_llama(tmp_path / "tiny", num_layers=2)
+    flags = {"model": str(model), "executor": "local", "kv_cache_bytes": 4 << 20}
+    with (
+        running_coordinator(flags | {"max_num_batched_tokens": 256}) as running,
+        OpenAI(base_url=f"{running.http_url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = client.completions.create(model="tiny", prompt="x", stream=True, **LONG)
+        next(stream)
+        psutil.Process(running.process.pid).children()[0].kill()
+        with pytest.raises(openai.APIError, match=r"stage 0 .*SIGKILL"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(model="tiny", prompt="x")
+    assert (caught.value.status_code, caught.value.code) == (503, "worker_lost")
 
 
 def test_events_are_framed_for_any_client(server):
