@@ -53,6 +53,8 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
       stepwire generate --no-chat --max-tokens 20 --temperature 0 "Once upon a time"
       stepwire generate --address 10.0.0.1:50050 --stats < question.txt
     """
+    if prompt is not None and prompt_option is not None:
+        raise click.UsageError("The prompt is given twice.")
     text = prompt if prompt is not None else prompt_option
     if text is None and sys.stdin.isatty():
         raise click.UsageError("There is nothing to ask: give a PROMPT, or pipe one in.")

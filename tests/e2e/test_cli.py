@@ -87,6 +87,8 @@ def test_probe_starts_quickly(health_address: str):
         (["up", "--config", "/no/such.toml"], 2, "/no/such.toml"),
         (["coordinator"], 2, "needs --workers"),
         (["coordinator", "--workers", "localhost"], 2, "workers must be HOST:PORT"),
+        (["generate", "--prompt", "a", "b"], 2, "given twice"),
+        (["generate", "--max-tokens", "0", "a"], 2, "--max-tokens"),
         (["model", "path", "gpt-5"], 1, "there is no model 'gpt-5'"),
         (["coordinator", "--workers", "127.0.0.1:1", "--model", "gpt-5"], 1, "no model 'gpt-5'"),
         (["generate", "--address", "127.0.0.1:1", "hello"], 1, "stepwire up"),
