@@ -45,7 +45,9 @@ class ModelConfig:
 
     model: str = setting("smollm2-135m", "bundled name, folder or hub id")
     served_model_name: str | None = setting(None, "name clients use (default: the model's own)")
-    dtype: str = setting("auto", "auto, float32, bfloat16 or float16")
+    dtype: str = setting(
+        "auto", "float32, bfloat16, float16 or auto (the model's, where workers are built for it)"
+    )
     max_model_len: int | None = setting(
         None, "longest prompt plus output, tokens (default: the model's)"
     )

@@ -13,7 +13,7 @@ MIN_BFLOAT16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A torch device, its memory in bytes, and the floating-point types it computes in."""
+    """A torch device, its memory in bytes, and the floating-point types it has instructions for."""
 
     torch_device: torch.device
     memory_bytes: int
@@ -33,7 +33,9 @@ def find_device(name: str) -> Device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
-        return Device(torch_device=torch.device("cpu"), memory_bytes=_host_memory(), dtypes=DTYPES)
+        return Device(
+            torch_device=torch.device("cpu"), memory_bytes=_host_memory(), dtypes=_cpu_dtypes()
+        )
     return _find_gpu(name)
 
 
@@ -61,6 +63,16 @@ def _find_gpu(name: str) -> Device:
         memory_bytes=properties.total_memory,
         dtypes=DTYPES if has_bfloat16 else ("float32", "float16"),
     )
+
+
+def _cpu_dtypes() -> tuple[str, ...]:
+    """Other types run on any CPU, but several times slower than float32 where they are emulated."""
+    is_native = {
+        "float32": True,
+        "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+    }
+    return tuple(dtype for dtype in DTYPES if is_native[dtype])
 
 
 def _host_memory() -> int:

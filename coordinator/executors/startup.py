@@ -61,11 +61,12 @@ async def load_group(
     check_fit_to_start(members, infos)
     epoch = 1 + max(info.epoch for info in infos)
     authority = Authority(coordinator_id=uuid.uuid4().hex, epoch=epoch)
+    dtype = resolve_dtype(config, folder, infos)
     devices = await on_every_rank(members, lambda m: m.worker.init_device(authority))
     layout = Layout(num_stages=len(members))
     requests = {
         member.rank: _load_request(
-            member.rank, layout, layers, config=config, folder=folder, max_model_len=max_model_len
+            member.rank, layout, layers, config=config, dtype=dtype, max_model_len=max_model_len
         )
         for member, layers in zip(members, ranges, strict=True)
     }
@@ -89,6 +90,22 @@ def resolve_max_model_len(config: CoordinatorConfig, folder: ModelFolder) -> int
             f"for: lower it to {longest}"
         )
     return asked or longest
+
+
+def resolve_dtype(
+    config: CoordinatorConfig, folder: ModelFolder, infos: Sequence[WorkerInfo]
+) -> str:
+    """The type all ranks compute in: what was asked for, else the checkpoint's.
+
+    A checkpoint's type that some rank has no instructions for gives way to float32, which is faster
+    there and not less exact.
+    """
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    if all(folder.dtype in info.dtypes for info in infos):
+        return folder.dtype
+    logger.info("no native %s on every worker, computing in float32", folder.dtype)
+    return "float32"
 
 
 def check_fit_to_start(members: Sequence[Member], infos: Sequence[WorkerInfo]) -> None:
@@ -117,14 +134,14 @@ def _load_request(
     layers: range,
     *,
     config: CoordinatorConfig,
-    folder: ModelFolder,
+    dtype: str,
     max_model_len: int,
 ) -> LoadModel:
     # A remote worker finds the model on its own machine, under the name the user gave.
     is_elsewhere = config.cluster.executor_kind == "remote"
     return LoadModel(
         model=config.model.model if is_elsewhere else str(folder.path),
-        dtype=config.model.dtype,
+        dtype=dtype,
         rank=rank,
         layout=layout,
         first_layer=layers.start,

@@ -103,10 +103,12 @@ class RemembersLoad(SaysOfItself):
     """A worker that keeps what it was told to load."""
 
     model = ""
+    dtype = ""
 
     async def load_model(self, authority, request):
-        """Remember the model."""
+        """Remember the model and the type."""
         self.model = request.model
+        self.dtype = request.dtype
         return await super().load_model(authority, request)
 
 
@@ -256,4 +258,24 @@ async def test_remote_workers_get_the_name_and_local_ones_the_folder(cluster, mo
     worker = RemembersLoad()
     executor = await Executor.create([worker], replace(config(1), cluster=cluster), FOLDER)
     assert worker.model == model
+    await executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("asked", "native", "loaded"),
+    [
+        ("auto", ("float32", "bfloat16"), "bfloat16"),
+        ("auto", ("float32",), "float32"),
+        ("bfloat16", ("float32",), "bfloat16"),
+    ],
+)
+async def test_every_rank_computes_in_one_type(asked, native, loaded):
+    """By default the model's type where all ranks have instructions for it; else float32."""
+    workers = [
+        RemembersLoad(incarnation="a", dtypes=("float32", "bfloat16")),
+        RemembersLoad(incarnation="b", dtypes=native),
+    ]
+    asking = replace(config(2), model=ModelConfig(model="tiny", dtype=asked))
+    executor = await Executor.create(workers, asking, replace(FOLDER, dtype="bfloat16"))
+    assert [worker.dtype for worker in workers] == [loaded, loaded]
     await executor.shutdown()
