@@ -66,7 +66,13 @@ async def load_group(
     layout = Layout(num_stages=len(members))
     requests = {
         member.rank: _load_request(
-            member.rank, layout, layers, config=config, dtype=dtype, max_model_len=max_model_len
+            member.rank,
+            layout,
+            layers,
+            config=config,
+            folder=folder,
+            dtype=dtype,
+            max_model_len=max_model_len,
         )
         for member, layers in zip(members, ranges, strict=True)
     }
@@ -134,6 +140,7 @@ def _load_request(
     layers: range,
     *,
     config: CoordinatorConfig,
+    folder: ModelFolder,
     dtype: str,
     max_model_len: int,
 ) -> LoadModel:

@@ -8,11 +8,11 @@ from worker_service.device import bind, find_device
 
 
 def test_cpu_says_what_it_has() -> None:
-    """The CPU is there on every machine, with the machine's memory and all types."""
+    """The CPU is there on every machine, with the machine's memory; float32 is native on all."""
     device = find_device("cpu")
     assert device.name == "cpu"
     assert device.memory_bytes > 1 << 20
-    assert device.dtypes == ("float32", "bfloat16", "float16")
+    assert device.dtypes[0] == "float32"
 
 
 def test_auto_finds_a_device() -> None:
