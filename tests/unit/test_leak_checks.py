@@ -34,7 +34,7 @@ def test_leak_is_found(leaky: pytest.Pytester, kind: str):
         source
         + "\n\ndef test_end():\n    ended.set()\n    context and context.destroy()\n    process and process.wait()\n"
     )
-    result = leaky.runpytest_inprocess("-p", "no:cacheprovider")
+    result = leaky.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines([f"*the test left*{kind}*"])
 
@@ -46,4 +46,4 @@ def test_settings_of_the_caller_are_hidden(leaky: pytest.Pytester, monkeypatch: 
         "from common.config_loader import environment\n"
         "def test():\n    assert 'STEPWIRE_MODEL' not in environment()"
     )
-    leaky.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    leaky.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
