@@ -22,7 +22,11 @@ async def steps_a_second(*, num_stages: int, schedule: ScheduleConfig) -> tuple[
     The CPU time includes the scripted stages. Measured after a second to fill the pipeline.
     """
     async with scripted_engine(
-        num_stages=num_stages, schedule=schedule, step_seconds=STEP_SECONDS, num_blocks=4096
+        num_stages=num_stages,
+        schedule=schedule,
+        step_seconds=STEP_SECONDS,
+        num_blocks=4096,
+        is_checking=False,
     ) as engine:
         for index in range(SEQUENCES_PER_STAGE * num_stages):
             engine.loop.submit(request((index,), max_tokens=500, request_id=str(index)))

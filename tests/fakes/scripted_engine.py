@@ -36,6 +36,7 @@ async def scripted_engine(
     num_blocks: int = 64,
     step_seconds: float = 0.0,
     poison_token_id: int | None = None,
+    is_checking: bool = True,
     is_warm: bool = True,
 ) -> AsyncIterator[ScriptedEngine]:
     """Start an engine, wait for its warm-up step if is_warm, and shut it down at the end."""
@@ -44,7 +45,10 @@ async def scripted_engine(
         schedule=schedule, cache=CacheConfig(block_size=4, num_blocks=num_blocks)
     )
     workers = scripted_pipeline(
-        num_stages, step_seconds=step_seconds, poison_token_id=poison_token_id
+        num_stages,
+        step_seconds=step_seconds,
+        poison_token_id=poison_token_id,
+        is_checking=is_checking,
     )
     executor = await Executor.create(workers, config, _folder(num_layers=num_stages))
     await executor.initialize(num_blocks)

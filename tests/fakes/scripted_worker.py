@@ -8,8 +8,6 @@ import asyncio
 from asyncio import Future
 from collections.abc import Awaitable, Callable
 
-import numpy as np
-
 from common.errors import Fenced, NeedResync, ServiceError, WorkerLost, WrongOrder, WrongState
 from common.step import (
     ExecutePending,
@@ -40,6 +38,7 @@ from common.worker_api import (
     WorkerInfo,
 )
 from tests.fakes.scripted_model import ModelLimits, SampledRow, ScriptedModel, runner_output
+from tests.fakes.stage_handoff import StageHandoff
 
 PARAMETER_BYTES_PER_LAYER = 1000
 BYTES_PER_BLOCK = 1024
@@ -58,30 +57,13 @@ NEXT_STATE = {
 }
 
 
-class StageHandoff:
-    """Which stage has finished which step; stands for the tensor channels of a pipeline."""
-
-    def __init__(self) -> None:
-        self._finished: dict[tuple[int, StepId], asyncio.Event] = {}
-
-    def finish(self, stage: int, step_id: StepId) -> None:
-        """Say that a stage has finished a step."""
-        self._event(stage, step_id).set()
-
-    async def wait(self, stage: int, step_id: StepId) -> None:
-        """Wait until a stage has finished a step, then forget it."""
-        await self._event(stage, step_id).wait()
-        del self._finished[stage, step_id]
-
-    def _event(self, stage: int, step_id: StepId) -> asyncio.Event:
-        return self._finished.setdefault((stage, step_id), asyncio.Event())
-
-
 class ScriptedWorker:
     """One rank of a scripted pipeline.
 
-    step_seconds: what the execute phase of a step with tokens takes. sleep: how it waits for that.
-    poison_token_id: a request that holds this token fails alone instead of sampling.
+    step_seconds: what the execute phase of a step with tokens takes once its input is there, the
+    script's own work included. sleep: how it waits for that.
+    poison_token_id: a request that holds this token fails alone instead of sampling. is_checking
+    False: only the last stage looks into a step, so that a measurement is not of the script.
     """
 
     def __init__(
@@ -92,6 +74,7 @@ class ScriptedWorker:
         step_seconds: float = 0.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         poison_token_id: int | None = None,
+        is_checking: bool = True,
         address: str = "scripted:0",
     ) -> None:
         self.address = address
@@ -101,6 +84,7 @@ class ScriptedWorker:
         self._step_seconds = step_seconds
         self._sleep = sleep
         self._poison_token_id = poison_token_id
+        self._is_checking = is_checking
         self._incarnation = f"{id(self):x}"
         self._state = "CREATED"
         self._authority = Authority(coordinator_id="", epoch=0)
@@ -338,11 +322,13 @@ class ScriptedWorker:
     async def _execute(
         self, output: SchedulerOutput, *, is_fed: bool, is_inline: bool
     ) -> ExecuteResult:
+        clock = asyncio.get_running_loop().time
+        started = clock()
         self._check_step(output)
         failure = self._failures.pop(output.step_id.step, None)
         if failure is not None:
             raise failure
-        rows = self._model.apply(output)
+        rows = self._model.apply(output) if self._is_checking or self._is_last else []
         self._last_step = output.step_id.step
         self.executed.append(output)
         key = StepKey(step_id=output.step_id, phase=Phase.EXECUTE)
@@ -350,7 +336,8 @@ class ScriptedWorker:
             return ModelRunnerOutput(key=key)
         if self._rank.stage > 0 and not is_fed:
             await self._handoff.wait(self._rank.stage - 1, output.step_id)
-        await self._sleep(self._step_seconds)
+            started = clock()
+        await self._sleep(max(0.0, started + self._step_seconds - clock()))
         if not self._is_last:
             self._handoff.finish(self._rank.stage, output.step_id)
             return _intermediate_tensors(output, key, is_inline=is_inline)
@@ -375,6 +362,7 @@ def scripted_pipeline(
     step_seconds: float = 0.0,
     vocab_size: int = 256,
     poison_token_id: int | None = None,
+    is_checking: bool = True,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> list[ScriptedWorker]:
     """Workers of one pipeline in stage order, joined by one handoff."""
@@ -386,6 +374,7 @@ def scripted_pipeline(
             step_seconds=step_seconds,
             sleep=sleep,
             poison_token_id=poison_token_id,
+            is_checking=is_checking,
             address=f"scripted:{stage}",
         )
         for stage in range(num_stages)
@@ -396,12 +385,11 @@ def _intermediate_tensors(
     output: SchedulerOutput, key: StepKey, *, is_inline: bool
 ) -> IntermediateTensors:
     num_tokens = output.total_num_scheduled_tokens
-    zeros = np.zeros((num_tokens, 1), dtype="<f4")
     tensor: WireTensor = wire_tensor(
         name="hidden_states",
         dtype=DType.FLOAT32,
         shape=(num_tokens, 1),
-        buffer=memoryview(zeros.tobytes()),
+        buffer=memoryview(bytes(4 * num_tokens)),
     )
     return IntermediateTensors(
         key=key,
