@@ -266,7 +266,6 @@ class DeviceSession:
             self._loaded.runner,
             StepGuard(epoch=authority.epoch, generation=request.generation),
             links,
-            rank=request.rank,
             clock=self._clock,
         )
         return _Generation(number=request.generation, links=links, steps=steps)

@@ -82,7 +82,7 @@ class StageLinks:
             if peer.rank == wanted:
                 self._next = self._channels.connect(peer)
                 return
-        raise InvalidRequest(f"no peer at {wanted}, which {self._rank} sends to", param="peers")
+        raise InvalidRequest(f"no peer at {wanted}, which this rank sends to", param="peers")
 
     def inputs(self, key: StepKey, inline: IntermediateTensors | None) -> TimedInputs:
         """The previous stage's tensors of a step: those that came with the call, or the channel's."""
@@ -98,7 +98,7 @@ class StageLinks:
     def send(self, key: StepKey, tensors: tuple[WireTensor, ...]) -> None:
         """Send a step's tensors to the next stage; they are never written again."""
         if self._next is None:
-            raise WrongState(f"{self._rank} has no link to a next stage")
+            raise WrongState("this rank has no link to a next stage")
         self._next.send(key, tensors)
 
     def cancel_waits(self, reason: str) -> None:

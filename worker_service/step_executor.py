@@ -24,7 +24,7 @@ from common.step import (
     StepKey,
     StepTimings,
 )
-from common.worker_api import ExecuteModel, Rank
+from common.worker_api import ExecuteModel
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.runner.stage_tensors import to_wire
 from worker_service.stage_links import StageLinks, TimedInputs
@@ -37,12 +37,11 @@ class StepExecutor:
     """Runs the steps of one generation in the order they are given."""
 
     def __init__(
-        self, runner: ModelRunner, guard: StepGuard, links: StageLinks, *, rank: Rank, clock: Clock
+        self, runner: ModelRunner, guard: StepGuard, links: StageLinks, *, clock: Clock
     ) -> None:
         self._runner = runner
         self._guard = guard
         self._links = links
-        self._rank = rank
         self._clock = clock
         self._forward_timings = StepTimings()
 
@@ -50,7 +49,7 @@ class StepExecutor:
         """Run the execute phase.
 
         Raises a StepRefused or TensorError when the step cannot run, and then nothing has changed;
-        StepFailed, naming rank and cause, when it failed while it ran.
+        StepFailed, naming step and cause, when it failed while it ran.
         """
         output = request.scheduler_output
         key = StepKey(step_id=output.step_id, phase=Phase.EXECUTE)
@@ -129,8 +128,8 @@ class StepExecutor:
             raise
         except Exception as error:
             failure = StepFailed(
-                f"{self._rank}: step {key.step_id.step} failed in its {key.phase.name.lower()} "
-                f"phase: {type(error).__name__}: {error}"
+                f"step {key.step_id.step} failed in its {key.phase.name.lower()} phase: "
+                f"{type(error).__name__}: {error}"
             )
             self._guard.fail(failure)
             logger.warning(

@@ -101,7 +101,7 @@ class ZmqChannels:
             link = Link(*split_address("tensor_endpoint", peer.tensor_endpoint))
         except OSError as error:
             raise Unavailable(
-                f"{peer.rank}: cannot resolve its tensor endpoint {peer.tensor_endpoint}: "
+                f"cannot resolve the tensor endpoint {peer.tensor_endpoint} of {peer.rank}: "
                 f"{error.strerror}"
             ) from error
         self._links.append(link)

@@ -59,7 +59,7 @@ class Stage:
         self.links = StageLinks(self.channels, rank=rank, layout=layout, device=CPU, clock=clock)
         self.runner = ScriptedRunner(device=CPU, folder=Path(), request=load_request(rank, layout))
         guard = StepGuard(epoch=EPOCH, generation=GENERATION)
-        self.steps = StepExecutor(self.runner, guard, self.links, rank=rank, clock=clock)
+        self.steps = StepExecutor(self.runner, guard, self.links, clock=clock)
 
     def digest(self, step: int) -> bytes | None:
         """The state digest, read by a step without tokens."""
@@ -211,7 +211,7 @@ def test_wrong_inline_tensors_change_nothing(
     )
 
 
-def test_failure_names_rank_and_cause_and_ends_the_generation(
+def test_failure_names_step_and_cause_and_ends_the_generation(
     pipeline: tuple[Stage, Stage],
 ) -> None:
     """A step that fails while it runs is told as such, and so is every one after it."""
@@ -221,7 +221,7 @@ def test_failure_names_rank_and_cause_and_ends_the_generation(
         raise MemoryError(f"no room for step {step}")
 
     last.runner.during_step = fail
-    with pytest.raises(StepFailed, match=r"stage 1: step 1 failed .* MemoryError: no room"):
+    with pytest.raises(StepFailed, match=r"^step 1 failed .* MemoryError: no room"):
         last.steps.execute(execute(1))
     last.runner.during_step = lambda step: None
     with pytest.raises(StepFailed, match="no room for step 1"):

@@ -89,7 +89,7 @@ def test_sample_before_execute_is_wrong_order(guard: StepGuard) -> None:
 def test_failure_ends_the_generation(guard: StepGuard) -> None:
     """After a failed step both phases are refused, naming the first cause."""
     guard.executed(step_id(1), is_sample_due=True)
-    guard.fail(StepFailed("stage 1: step 1 failed: out of memory"))
+    guard.fail(StepFailed("step 1 failed: out of memory"))
     with pytest.raises(StepFailed, match="out of memory"):
         guard.check_sample(step_id(1))
     with pytest.raises(StepFailed, match="out of memory"):
