@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast
 
 import grpc
-from stepwire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc, worker_pb2
+from stepwire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc
 from stepwire.v1 import inference_pb2 as pb
 
+from common.codecs.worker_codec import decode_rank
 from common.errors import InvalidRequest
 from common.requests import FinishReason
-from common.rpc.client import client_options, connect
+from common.rpc.client import client_options, connect, invoke
 from common.rpc.server import MAX_MESSAGE_BYTES
 from common.rpc.status import service_errors
-from common.worker_api import Rank
 from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.engine.generation import (
     ChatTurn,
@@ -108,25 +108,24 @@ class AsyncClient:
 
     async def abort(self, request_id: str) -> None:
         """End a running request; its stream ends with FinishReason.ABORT."""
-        with service_errors():
-            await self._inference.Abort(
-                pb.AbortRequest(request_id=request_id), timeout=UNARY_TIMEOUT_SECONDS
-            )
+        await invoke(
+            self._inference.Abort,
+            pb.AbortRequest(request_id=request_id),
+            timeout=UNARY_TIMEOUT_SECONDS,
+        )
 
     async def list_models(self) -> tuple[Model, ...]:
         """The served models."""
-        with service_errors():
-            response = await self._inference.ListModels(
-                pb.ListModelsRequest(), timeout=UNARY_TIMEOUT_SECONDS
-            )
+        response = await invoke(
+            self._inference.ListModels, pb.ListModelsRequest(), timeout=UNARY_TIMEOUT_SECONDS
+        )
         return _decode_models(response)
 
     async def status(self) -> ClusterStatus:
         """The topology and its state."""
-        with service_errors():
-            response = await self._cluster.Status(
-                cluster_pb2.StatusRequest(), timeout=UNARY_TIMEOUT_SECONDS
-            )
+        response = await invoke(
+            self._cluster.Status, cluster_pb2.StatusRequest(), timeout=UNARY_TIMEOUT_SECONDS
+        )
         return _decode_status(response)
 
     async def close(self) -> None:
@@ -306,7 +305,7 @@ def _decode_status(response: cluster_pb2.StatusResponse) -> ClusterStatus:
 
 def _decode_worker(worker: cluster_pb2.WorkerStatus) -> WorkerTopology:
     return WorkerTopology(
-        rank=_decode_rank(worker.rank),
+        rank=decode_rank(worker.rank),
         address=worker.address,
         device=worker.device,
         incarnation=worker.incarnation,
@@ -315,7 +314,3 @@ def _decode_worker(worker: cluster_pb2.WorkerStatus) -> WorkerTopology:
         parameter_bytes=worker.parameter_bytes,
         cause=worker.cause,
     )
-
-
-def _decode_rank(rank: worker_pb2.Rank) -> Rank:
-    return Rank(replica=rank.replica, stage=rank.stage, tensor_parallel=rank.tensor_parallel)

@@ -48,11 +48,12 @@ async def invoke(
     method: Callable[..., Awaitable[ResponseT]],
     request: object,
     *,
-    timeout: float,  # noqa: ASYNC109 - the deadline travels to the server, it is no local timer
+    timeout: float | None,  # noqa: ASYNC109 - the deadline travels to the server, it is no local timer
     wait_for_ready: bool = False,
 ) -> ResponseT:
     """Call a unary stub method with a deadline in seconds; failures are raised as service errors.
 
+    `timeout` None: without a deadline, for phases of a step, which end with the worker.
     `wait_for_ready`: a server that refuses connections is tried again until the deadline.
     """
     with service_errors():

@@ -5,8 +5,9 @@ from typing import Any
 
 import grpc
 from stepwire.v1 import cluster_pb2 as pb
-from stepwire.v1 import cluster_pb2_grpc, worker_pb2
+from stepwire.v1 import cluster_pb2_grpc
 
+from common.codecs.worker_codec import encode_rank
 from coordinator.engine.cluster_status import ClusterStatus
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -36,11 +37,7 @@ def encode_status(status: ClusterStatus) -> pb.StatusResponse:
         step=status.step,
         workers=[
             pb.WorkerStatus(
-                rank=worker_pb2.Rank(
-                    replica=worker.rank.replica,
-                    stage=worker.rank.stage,
-                    tensor_parallel=worker.rank.tensor_parallel,
-                ),
+                rank=encode_rank(worker.rank),
                 address=worker.address,
                 incarnation=worker.incarnation,
                 device=worker.device,

@@ -15,8 +15,7 @@ from stepwire.v1.worker_pb2_grpc import WorkerStub
 
 from common.codecs import stream_codec, worker_codec
 from common.errors import DeadlineExceeded, Unavailable, WorkerLost, WrongState
-from common.rpc.client import connect
-from common.rpc.status import service_errors
+from common.rpc.client import connect, invoke
 from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import (
     Authority,
@@ -224,8 +223,7 @@ class RemoteWorker:
 
     async def _ask(self, method: Any, request: Any, **options: Any) -> Any:
         try:
-            with service_errors():
-                return await method(request, **options)
+            return await invoke(method, request, **options)
         except Unavailable as error:
             raise WorkerLost(await self.find_cause(f"connection closed: {error}")) from error
 
