@@ -7,8 +7,7 @@ Code logs through `logging` with a short event text and its fields in `extra`; o
 import json
 import logging
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -27,16 +26,6 @@ def get_logger(name: str) -> logging.Logger:
 def bind_log_context(**fields: object) -> None:
     """Add fields to all further lines of this task or thread, until it ends."""
     _context.set({**_context.get(), **fields})
-
-
-@contextmanager
-def log_context(**fields: object) -> Generator[None]:
-    """Add fields to every line logged inside the block."""
-    token = _context.set({**_context.get(), **fields})
-    try:
-        yield
-    finally:
-        _context.reset(token)
 
 
 class JsonFormatter(logging.Formatter):
