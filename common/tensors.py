@@ -35,9 +35,6 @@ class DType(Enum):
         return self.value[1]
 
 
-DTYPE_BY_LABEL = {dtype.label: dtype for dtype in DType}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDescriptor:
     """Name, dtype, shape, length and CRC-32 of a tensor on a wire; the making of one checks it.
@@ -69,20 +66,22 @@ class TensorDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class WireTensor:
-    """A descriptor and the bytes it describes."""
+    """A descriptor and the bytes it describes; raises TensorError when their number differs."""
 
     descriptor: TensorDescriptor
     buffer: memoryview
 
-    def verify(self) -> None:
-        """Raise TensorError unless length and CRC-32 of the bytes are the descriptor's."""
-        descriptor = self.descriptor
-        if self.buffer.nbytes != descriptor.num_bytes:
+    def __post_init__(self) -> None:
+        if self.buffer.nbytes != self.descriptor.num_bytes:
             raise TensorError(
-                f"tensor {descriptor.name!r} came with {self.buffer.nbytes} bytes instead of {descriptor.num_bytes}"
+                f"tensor {self.descriptor.name!r} came with {self.buffer.nbytes} bytes "
+                f"instead of {self.descriptor.num_bytes}"
             )
-        if zlib.crc32(self.buffer) != descriptor.checksum:
-            raise TensorError(f"tensor {descriptor.name!r} is damaged: its checksum differs")
+
+    def verify(self) -> None:
+        """Raise TensorError unless the CRC-32 of the bytes is the descriptor's."""
+        if zlib.crc32(self.buffer) != self.descriptor.checksum:
+            raise TensorError(f"tensor {self.descriptor.name!r} is damaged: its checksum differs")
 
 
 def wire_tensor(

@@ -64,12 +64,6 @@ def pair_with_buffers(
     """
     if len(buffers) != len(descriptors):
         raise TensorError(f"{len(buffers)} payloads came for {len(descriptors)} tensors")
-    for descriptor, buffer in zip(descriptors, buffers, strict=True):
-        if buffer.nbytes != descriptor.num_bytes:
-            raise TensorError(
-                f"tensor {descriptor.name!r} came with {buffer.nbytes} bytes "
-                f"instead of {descriptor.num_bytes}"
-            )
     return tuple(
         WireTensor(descriptor, buffer)
         for descriptor, buffer in zip(descriptors, buffers, strict=True)

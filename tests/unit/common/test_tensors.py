@@ -38,11 +38,17 @@ def test_too_large():
         TensorDescriptor(name="h", dtype=DType.UINT8, shape=(size,), num_bytes=size, checksum=0)
 
 
-def test_verify_notices_length_and_content():
-    """A wrong length or a changed byte fails the check, naming the tensor."""
+def test_wrong_length():
+    """Bytes of another length than described make no tensor."""
     good = wire_tensor(name="h", dtype=DType.UINT8, shape=(3,), buffer=memoryview(b"abc"))
-    for damaged in (b"ab", b"abd"):
-        with pytest.raises(TensorError, match="'h'"):
-            WireTensor(good.descriptor, memoryview(damaged)).verify()
+    with pytest.raises(TensorError, match="'h' came with 2 bytes instead of 3"):
+        WireTensor(good.descriptor, memoryview(b"ab"))
+
+
+def test_verify_notices_content():
+    """A changed byte or checksum fails the check, naming the tensor."""
+    good = wire_tensor(name="h", dtype=DType.UINT8, shape=(3,), buffer=memoryview(b"abc"))
+    with pytest.raises(TensorError, match="'h' is damaged"):
+        WireTensor(good.descriptor, memoryview(b"abd")).verify()
     with pytest.raises(TensorError, match="damaged"):
         WireTensor(replace(good.descriptor, checksum=1), good.buffer).verify()
