@@ -14,8 +14,6 @@ from common.step import StepKey
 from common.tensors import WireTensor
 from common.worker_api import Peer, Rank
 
-__all__ = ["CancelToken", "InMemoryHub", "TensorChannels", "TensorReceiver", "TensorSender"]
-
 
 class TensorSender(Protocol):
     """The way to one peer, for one generation."""

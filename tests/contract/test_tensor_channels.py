@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from common.channels.channel import CancelToken, InMemoryHub
+from common.channels.cancel import CancelToken
+from common.channels.channel import InMemoryHub
 from common.errors import (
     Cancelled,
     DeadlineExceeded,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.channels.channel import CancelToken, InMemoryHub, TensorChannels
+from common.channels.cancel import CancelToken
+from common.channels.channel import InMemoryHub, TensorChannels
 from common.channels.zmq_channel import ZmqChannels
 from common.errors import (
     Cancelled,
