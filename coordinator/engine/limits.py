@@ -31,13 +31,13 @@ class Range:
         return f"{lower} and at most {self.high}"
 
 
-MOST_LOGPROBS = 20
-MOST_STOP_STRINGS = 16
-MOST_STOP_CHARACTERS = 256
-MOST_STOP_TOKEN_IDS = 128
-MOST_REQUEST_ID_CHARACTERS = 128
-LOWEST_SAMPLING_TEMPERATURE = 0.01
-SMALLEST_TOP_P = float(np.finfo(np.float32).tiny)
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_REQUEST_ID_CHARACTERS = 128
+MIN_SAMPLING_TEMPERATURE = 0.01
+MIN_TOP_P = float(np.finfo(np.float32).tiny)
 ROLES = ("system", "user", "assistant")
 
 RANGES = {
@@ -48,8 +48,8 @@ RANGES = {
     "top_p": Range(low=0, high=1, above=True),
     "min_p": Range(low=0, high=1),
     "seed": Range(low=-(2**63), high=2**64 - 1),
-    "logprobs": Range(low=0, high=MOST_LOGPROBS),
-    "top_logprobs": Range(low=0, high=MOST_LOGPROBS),
+    "logprobs": Range(low=0, high=MAX_LOGPROBS),
+    "top_logprobs": Range(low=0, high=MAX_LOGPROBS),
 }
 RANGED_FIELDS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs")
 
@@ -67,13 +67,13 @@ def check_input(asked: GenerationInput, *, model: ServedModel) -> None:
     """
     if asked.model not in ("", model.name):
         raise NotFound(f"there is no model {asked.model!r}; {model.name!r} is served")
-    _check_length("request_id", asked.request_id, most=MOST_REQUEST_ID_CHARACTERS)
+    _check_length("request_id", asked.request_id, most=MAX_REQUEST_ID_CHARACTERS)
     for field in RANGED_FIELDS:
         check_range(field, getattr(asked, field))
     _check_stop(asked.stop)
-    if len(asked.stop_token_ids) > MOST_STOP_TOKEN_IDS:
+    if len(asked.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(
-            f"stop_token_ids holds {len(asked.stop_token_ids)} ids, at most {MOST_STOP_TOKEN_IDS} are allowed",
+            f"stop_token_ids holds {len(asked.stop_token_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed",
             param="stop_token_ids",
         )
     _check_vocabulary("stop_token_ids", asked.stop_token_ids, model=model)
@@ -157,14 +157,14 @@ def _check_vocabulary(field: str, token_ids: Sequence[int], *, model: ServedMode
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:
-    if len(stop) > MOST_STOP_STRINGS:
+    if len(stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(
-            f"stop holds {len(stop)} strings, at most {MOST_STOP_STRINGS} are allowed", param="stop"
+            f"stop holds {len(stop)} strings, at most {MAX_STOP_STRINGS} are allowed", param="stop"
         )
     for text in stop:
         if not text:
             raise InvalidRequest("stop holds an empty string, which is everywhere", param="stop")
-        _check_length("stop", text, most=MOST_STOP_CHARACTERS)
+        _check_length("stop", text, most=MAX_STOP_CHARACTERS)
         _check_characters("stop", text)
 
 
@@ -193,12 +193,12 @@ def _temperature(asked: float | None) -> float:
     """The temperature to sample at; a small one is raised, lest scaled logits overflow."""
     if asked is None:
         return 1.0
-    return _float32(max(asked, LOWEST_SAMPLING_TEMPERATURE)) if asked > 0 else 0.0
+    return _float32(max(asked, MIN_SAMPLING_TEMPERATURE)) if asked > 0 else 0.0
 
 
 def _top_p(asked: float | None) -> float:
     """The nucleus mass, kept above 0 where rounding would make it 0."""
-    return 1.0 if asked is None else max(_float32(asked), SMALLEST_TOP_P)
+    return 1.0 if asked is None else max(_float32(asked), MIN_TOP_P)
 
 
 def _float32(value: float) -> float:
