@@ -20,7 +20,7 @@ from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import add_reflection, bind, build_server
 from worker_service.ending import Ending
 from worker_service.lifecycle import State
-from worker_service.servicer import WorkerRpc
+from worker_service.servicer import WorkerServicer
 from worker_service.worker import Worker
 
 logger = get_logger(__name__)
@@ -99,12 +99,9 @@ def _make_worker(
 
 
 def _add_services(server: grpc.aio.Server, worker: Worker, health: HealthBoard) -> None:
-    add_WorkerServicer_to_server(WorkerRpc(worker), server)
+    add_WorkerServicer_to_server(WorkerServicer(worker), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer(), server)
-    services = worker_pb2.DESCRIPTOR.services_by_name, health_pb2.DESCRIPTOR.services_by_name
-    add_reflection(
-        server, [service.full_name for by_name in services for service in by_name.values()]
-    )
+    add_reflection(server, [worker_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR])
 
 
 def _reachable_at(config: WorkerConfig, port: int) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from stepwire.v1 import worker_pb2 as pb
-from stepwire.v1.worker_pb2_grpc import WorkerServicer
+from stepwire.v1 import worker_pb2_grpc
 
 from common.codecs.stream_codec import (
     decode_execute_model,
@@ -28,7 +28,7 @@ from worker_service.step_stream import StepStream
 from worker_service.worker import Worker
 
 
-class WorkerRpc(WorkerServicer):
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Every RPC of the service, on one worker."""
 
     def __init__(self, worker: Worker) -> None:

@@ -1,6 +1,7 @@
 """Builds and binds gRPC servers with the limits and keepalive rules of this cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import grpc
 from grpc_reflection.v1alpha import reflection
@@ -10,6 +11,15 @@ from common.errors import ConfigError
 
 # Bytes. Control messages are small; inline tensors of a step must fit.
 MAX_MESSAGE_BYTES = 256 << 20
+
+
+class ProtoFile(Protocol):
+    """The DESCRIPTOR of a generated module, whose class differs between protobuf's backends."""
+
+    @property
+    def services_by_name(self) -> Any:
+        """The services of the file."""
+        ...
 
 
 def server_options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
@@ -55,6 +65,7 @@ def bind(server: grpc.aio.Server, address: str) -> int:
     return port
 
 
-def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-    """Let clients such as grpcurl list the named services and their messages."""
-    reflection.enable_server_reflection((*service_names, reflection.SERVICE_NAME), server)
+def add_reflection(server: grpc.aio.Server, files: Iterable[ProtoFile]) -> None:
+    """Let clients such as grpcurl list the services of these .proto files and their messages."""
+    names = [service.full_name for file in files for service in file.services_by_name.values()]
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

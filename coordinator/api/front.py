@@ -1,7 +1,7 @@
 """Both ports of a coordinator: gRPC and HTTP, up before the engine is and until it has ended."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -88,10 +88,5 @@ def _add_services(
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(gate), server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(read_status), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer(), server)
-    add_reflection(server, list(_service_names()))
-
-
-def _service_names() -> Iterable[str]:
-    for file in (inference_pb2.DESCRIPTOR, cluster_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR):
-        for service in file.services_by_name.values():
-            yield service.full_name
+    files = inference_pb2.DESCRIPTOR, cluster_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
+    add_reflection(server, files)

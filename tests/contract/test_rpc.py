@@ -123,7 +123,7 @@ async def test_megabytes_pass():
 
 async def test_reflection_lists_services():
     """A reflection client sees the services by name."""
-    async with served(lambda server: add_reflection(server, ["grpc.health.v1.Health"])) as channel:
+    async with served(lambda server: add_reflection(server, [health_pb2.DESCRIPTOR])) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         call = stub.ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))

@@ -32,7 +32,7 @@ from tests.fakes.manual_steps import cached_step, digest_step, step_id
 from tests.fakes.scripted_runner import ScriptedRunner
 from tests.fakes.served import served
 from tests.fakes.worker_setup import join, load_request, warm_up
-from worker_service.servicer import WorkerRpc
+from worker_service.servicer import WorkerServicer
 from worker_service.worker import Worker
 
 ANSWER_SECONDS = 5.0
@@ -64,7 +64,7 @@ async def service() -> AsyncIterator[Service]:
     await warm_up(worker, load_request("."))
     await join([worker])
     async with served(
-        lambda server: add_WorkerServicer_to_server(WorkerRpc(worker), server)
+        lambda server: add_WorkerServicer_to_server(WorkerServicer(worker), server)
     ) as channel:
         yield Service(worker, runners[0], WorkerStub(channel))
     await worker.close()
@@ -173,8 +173,8 @@ async def test_step_errors_do_not_end_the_stream(service: Service) -> None:
     call.cancel()
 
 
-async def test_failed_step_names_rank_and_cause(service: Service) -> None:
-    """A step that fails while it runs is an error item that names rank and cause, as are later ones."""
+async def test_failed_step_names_step_and_cause(service: Service) -> None:
+    """A step that fails while it runs is an error item that names step and cause, as are later ones."""
 
     def fail(step: int) -> None:
         raise RuntimeError("kernel launch failed")
@@ -187,7 +187,7 @@ async def test_failed_step_names_rank_and_cause(service: Service) -> None:
         key, answer = await next_answer(call)
         assert key.step_id.step == step
         assert isinstance(answer, StepFailed)
-        assert "stage 0" in str(answer)
+        assert "step 1 failed in its execute phase" in str(answer)
         assert "kernel launch failed" in str(answer)
     call.cancel()
 

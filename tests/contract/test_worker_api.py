@@ -47,7 +47,7 @@ from tests.fakes.pipeline_driver import AUTHORITY, BLOCK_SIZE, BUDGET, GENERATIO
 from tests.fakes.scripted_model import scripted_tokens
 from tests.fakes.scripted_worker import scripted_pipeline
 from tests.fakes.tiny_checkpoint import write_tiny_llama
-from worker_service.servicer import WorkerRpc
+from worker_service.servicer import WorkerServicer
 from worker_service.worker import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -112,7 +112,7 @@ async def local_process(stack: AsyncExitStack, num_stages: int) -> Sequence[Work
 
 async def _serve(stack: AsyncExitStack, worker: WorkerApi) -> RemoteWorker:
     server = build_server(interceptors=[ServiceInterceptor()])
-    add_WorkerServicer_to_server(WorkerRpc(SubmitsPhases(worker)), server)
+    add_WorkerServicer_to_server(WorkerServicer(SubmitsPhases(worker)), server)
     port = bind(server, "127.0.0.1:0")
     await server.start()
     stack.push_async_callback(worker.close)
