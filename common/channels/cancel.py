@@ -19,11 +19,6 @@ class CancelToken:
         """Whether `cancel` was called."""
         return self._reason is not None
 
-    @property
-    def num_callbacks(self) -> int:
-        """Callbacks that a cancellation would call."""
-        return len(self._callbacks)
-
     def cancel(self, reason: str) -> None:
         """Cancel and call every callback; the first reason stands, a second call does nothing."""
         with self._lock:

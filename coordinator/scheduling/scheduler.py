@@ -87,11 +87,6 @@ class Scheduler:
         return self._allocator.num_free_blocks
 
     @property
-    def num_steps_in_flight(self) -> int:
-        """Steps planned and not committed."""
-        return len(self._in_flight)
-
-    @property
     def has_undelivered_finishes(self) -> bool:
         """True while workers hold a request that is finished or preempted."""
         return self._planner.has_undelivered_drops

@@ -88,6 +88,11 @@ class ScriptedReplica:
         return self._model.known_handles
 
     @property
+    def has_steps_in_flight(self) -> bool:
+        """Whether a step waits for its commit."""
+        return bool(self._in_flight)
+
+    @property
     def handles_in_flight(self) -> list[int]:
         """Handles of all rows in flight, oldest step first."""
         return [handle for output, _ in self._in_flight for handle in handles_of(output)]

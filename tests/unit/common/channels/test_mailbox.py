@@ -93,9 +93,25 @@ def test_opening_forgets_a_failure(mailbox):
     assert take(mailbox, 1) == ()
 
 
+class CountingToken(CancelToken):
+    """A token that counts the callbacks it holds."""
+
+    num_callbacks = 0
+
+    def add_callback(self, callback):
+        """Hold one more."""
+        super().add_callback(callback)
+        self.num_callbacks += 1
+
+    def remove_callback(self, callback):
+        """Hold one less."""
+        super().remove_callback(callback)
+        self.num_callbacks -= 1
+
+
 def test_take_leaves_no_callback(mailbox):
     """A token outlives many takes without gathering callbacks."""
-    cancel = CancelToken()
+    cancel = CountingToken()
     for step in range(1, 4):
         mailbox.deliver(SENDER, key(step), ())
         mailbox.take(key(step), cancel=cancel, timeout=0)

@@ -82,7 +82,7 @@ class Run:
             self._abort(turn)
             self.replica.plan_all()
             for _ in range(num_commits[turn % len(num_commits)]):
-                if self.replica.scheduler.num_steps_in_flight:
+                if self.replica.has_steps_in_flight:
                     self.replica.commit()
         self.replica.run_until_idle()
 
