@@ -18,9 +18,8 @@ class KVCache:
     gather into contiguous [K, slots, D] operands of the attention matmuls.
     """
 
-    def __init__(self, *, layers: tuple[tuple[Tensor, Tensor], ...], block_size: int) -> None:
+    def __init__(self, layers: tuple[tuple[Tensor, Tensor], ...]) -> None:
         """Layers as (keys_KSD, values_KSD) pairs."""
-        self.block_size = block_size
         self._layers = layers
 
     @classmethod
@@ -40,7 +39,7 @@ class KVCache:
             )
             for shape in shapes
         )
-        return cls(layers=layers, block_size=spec.block_size)
+        return cls(layers)
 
     @property
     def num_layers(self) -> int:
@@ -55,13 +54,3 @@ class KVCache:
     def slots(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the stage's layer `layer` (from 0) as the backends read them, [K, S, D]."""
         return self._layers[layer]
-
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer by block, views [num_blocks, block_size, K, D]."""
-        keys_KSD, values_KSD = self._layers[layer]
-        return self._by_block(keys_KSD), self._by_block(values_KSD)
-
-    def _by_block(self, slots_KSD: Tensor) -> Tensor:
-        num_heads, num_slots, head_size = slots_KSD.shape
-        num_blocks = num_slots // self.block_size
-        return slots_KSD.view(num_heads, num_blocks, self.block_size, head_size).permute(1, 2, 0, 3)

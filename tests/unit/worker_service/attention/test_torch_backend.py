@@ -162,16 +162,6 @@ def test_negative_slot_stores_nothing() -> None:
     assert (~values_KSD[0, :, 0].isnan()).nonzero().flatten().tolist() == [4, 6]
 
 
-def test_layer_shows_blocks_of_the_same_memory() -> None:
-    """The by-block view of a layer reads what was stored to a slot."""
-    cache = _cache_of_two_blocks()
-    cache.slots(0)[0][0, 6] = torch.tensor([1.0, 2.0])
-    keys, _ = cache.layer(0)
-    assert keys.shape == (2, 4, 1, 2)
-    assert keys[1, 2, 0].tolist() == [1.0, 2.0]
-    assert cache.num_bytes == 2 * 2 * 4 * 1 * 2 * 4
-
-
 def test_table_padding_is_never_read() -> None:
     """Columns of the block table past a row's blocks may hold anything, even ids out of range."""
     rows = [
