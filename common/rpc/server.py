@@ -8,6 +8,7 @@ from grpc_reflection.v1alpha import reflection
 
 from common.config import split_address
 from common.errors import ConfigError
+from common.listening import listen
 
 # Bytes. Control messages are small; inline tensors of a step must fit.
 MAX_MESSAGE_BYTES = 256 << 20
@@ -55,14 +56,13 @@ def bind(server: grpc.aio.Server, address: str) -> int:
 
     Raises ConfigError when the address is malformed, taken, or not of this machine.
     """
-    split_address("address", address)
+    host, port = split_address("address", address)
+    # gRPC does not say why it failed, and writes lines of its own to stderr.
+    listen(host, port, backlog=1).close()
     try:
-        port = server.add_insecure_port(address)
+        return server.add_insecure_port(address)
     except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {address}: taken, or not of this machine") from error
-    if port == 0:
-        raise ConfigError(f"cannot listen on {address}: taken, or not of this machine")
-    return port
+        raise ConfigError(f"cannot listen on {address}: {error}") from error
 
 
 def add_reflection(server: grpc.aio.Server, files: Iterable[ProtoFile]) -> None:

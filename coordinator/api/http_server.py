@@ -1,14 +1,12 @@
 """Serves an ASGI application over HTTP on the running event loop, without touching signals."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
-from common.config import join_address
-from common.errors import ConfigError
+from common.listening import listen
 
 GRACE_SECONDS = 2
 BACKLOG = 2048
@@ -19,7 +17,7 @@ class HttpServer:
 
     def __init__(self, app: FastAPI, *, host: str, port: int) -> None:
         """Listen; port 0 picks a free one. Raises ConfigError when the address cannot be had."""
-        self._socket = _listen(host, port)
+        self._socket = listen(host, port, backlog=BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(
@@ -55,13 +53,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {join_address(host, port)} for HTTP: {error.strerror or error}"
-        ) from error
