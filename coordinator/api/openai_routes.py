@@ -21,6 +21,8 @@ from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import GenerationInput, ServedModel, TextDelta
 from coordinator.engine.text_stream import TextStream
 
+JSON_TYPE = "application/json"
+
 
 class OpenAIRoutes:
     """Serves whatever engine stands behind the gate; a client that leaves frees its request."""
@@ -183,10 +185,18 @@ async def _on_bad_body(request: Request, error: Exception) -> Response:
         for complaint in complaints
         if param is not None and param in complaint["loc"]
     ]
-    message = " or ".join(dict.fromkeys(same)) or "the body is not a JSON object"
+    message = " or ".join(dict.fromkeys(same)) or _not_an_object(request)
     return problem(
         f"{param}: {message}" if param else message, status=400, code="invalid_request", param=param
     )
+
+
+def _not_an_object(request: Request) -> str:
+    """What is wrong with a body as a whole: its type, which curl sets to a form's, or its text."""
+    content_type = request.headers.get("content-type", JSON_TYPE)
+    if JSON_TYPE in content_type:
+        return "the body is not a JSON object"
+    return f"the body is {content_type}: send JSON with the header Content-Type: {JSON_TYPE}"
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

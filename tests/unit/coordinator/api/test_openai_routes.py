@@ -240,6 +240,14 @@ async def test_a_body_that_is_no_object_is_refused(served, content):
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+async def test_a_body_of_another_type_is_told_which_to_send(served):
+    """JSON under the type of a form, which curl sends unasked, answers with the header to set."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    response = await served.client.post("/v1/completions", content=b"{}", headers=form)
+    assert response.status_code == 400
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("path", "status"), [("/v1/nothing", 404), ("/v1/completions", 405)])
 async def test_an_unknown_route_answers_in_the_same_shape(served, path, status):
     """404 and 405 carry an error object too."""
