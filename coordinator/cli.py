@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
         return _fail("interrupted", INTERRUPTED)
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="stepwire", prog_name="stepwire")
 @click.pass_context
 def stepwire(context: click.Context) -> None:
@@ -128,7 +128,7 @@ def worker(**flags: Any) -> NoReturn:
     _run_worker_service("worker", *(f"--{name}={value}" for name, value in given.items()))
 
 
-@stepwire.group()
+@stepwire.group(no_args_is_help=False)
 def model() -> None:
     """Import bundled models and find model folders."""
 

@@ -89,6 +89,7 @@ def test_probe_starts_quickly(health_address: str):
         (["coordinator", "--workers", "localhost"], 2, "workers must be HOST:PORT"),
         (["generate", "--prompt", "a", "b"], 2, "given twice"),
         (["generate", "--max-tokens", "0", "a"], 2, "--max-tokens"),
+        (["model"], 2, "Missing command"),
         (["model", "path", "gpt-5"], 1, "there is no model 'gpt-5'"),
         (["coordinator", "--workers", "127.0.0.1:1", "--model", "gpt-5"], 1, "no model 'gpt-5'"),
         (["generate", "--address", "127.0.0.1:1", "hello"], 1, "stepwire up"),
