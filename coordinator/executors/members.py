@@ -67,7 +67,11 @@ async def describe(member: Member, *, log_every: float = WAIT_LOG_SECONDS) -> Wo
     reply = asyncio.ensure_future(member.worker.describe())
     try:
         while not (await asyncio.wait({reply}, timeout=log_every))[0]:
-            logger.info("waiting for %s at %s", member.rank, member.worker.address)
+            logger.info(
+                "waiting for %s at %s, no worker answers there yet",
+                member.rank,
+                member.worker.address,
+            )
         return reply.result()
     finally:
         reply.cancel()

@@ -105,4 +105,4 @@ async def test_log_says_whom_the_coordinator_waits_for(caplog):
             assert (await describe(member, log_every=0.001)).state == "CREATED"
     finally:
         members_logger.removeHandler(handler)
-    assert caplog.messages == ["waiting for stage 0 at host:7001"]
+    assert caplog.messages == ["waiting for stage 0 at host:7001, no worker answers there yet"]
