@@ -13,6 +13,9 @@ from common.listening import listen
 # Bytes. Control messages are small; inline tensors of a step must fit.
 MAX_MESSAGE_BYTES = 256 << 20
 
+# Calls that have arrived and wait for the event loop; each holds its request and little else.
+MAX_PENDING_CALLS = 1 << 16
+
 
 class ProtoFile(Protocol):
     """The DESCRIPTOR of a generated module, whose class differs between protobuf's backends."""
@@ -35,6 +38,10 @@ def server_options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_permit_without_calls", 1),
         # Two servers on one port would share its connections: the second bind must fail instead.
         ("grpc.so_reuseport", 0),
+        # Beyond a thousand calls that no handler has taken up yet gRPC drops some at random as
+        # CANCELLED; how many may wait is decided by handlers, which say so to their clients.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     )
 
 

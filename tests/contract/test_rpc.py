@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from common.rpc.status import service_errors
 from tests.fakes.served import served
 
 CHECK = health_pb2.HealthCheckRequest()
+BURST = 2500
+"""More than the thousand waiting calls from which gRPC begins to drop some unless told otherwise."""
 LIBRARY = Path(cygrpc.__file__).read_bytes()
 
 
@@ -88,6 +91,15 @@ async def test_bind_picks_and_refuses_ports():
         bind(second, "nonsense")
     await first.stop(grace=None)
     await second.stop(grace=None)
+
+
+async def test_every_call_of_a_burst_is_answered():
+    """Far more calls at once than the event loop has taken up are served, none dropped on the way."""
+    async with served(adder(serving_board().servicer())) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        calls = [stub.Check(CHECK, timeout=60) for _ in range(BURST)]
+        codes = Counter([await call.code() for call in calls])
+    assert codes == {grpc.StatusCode.OK: BURST}
 
 
 async def test_message_limit():
