@@ -3,7 +3,13 @@
 import subprocess
 import sys
 
-QUESTIONS = ("scheduler_cost", "pipeline_overlap", "wire_cost", "steps_in_flight")
+QUESTIONS = (
+    "scheduler_cost",
+    "pipeline_overlap",
+    "wire_cost",
+    "steps_in_flight",
+    "health_latency",
+)
 
 
 def main() -> int:
