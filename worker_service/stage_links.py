@@ -105,6 +105,10 @@ class StageLinks:
         """End the wait for the previous stage, now and later; may be called from any thread."""
         self._cancel.cancel(reason)
 
+    def raise_if_cancelled(self) -> None:
+        """Raise Cancelled once `cancel_waits` was called."""
+        self._cancel.raise_if_cancelled()
+
     def close(self) -> None:
         """Leave the generation: waits are cancelled and links closed."""
         self._cancel.cancel("the generation ended")

@@ -58,6 +58,8 @@ class StepExecutor:
         self._runner.validate(output)
         inputs = self._links.inputs(key, request.intermediate_tensors)
         with self._ending_generation_on_failure(key):
+            # Steps queued before the generation ended would only delay whoever waits for its end.
+            self._links.raise_if_cancelled()
             result = self._run_forward(output, inputs)
             self._guard.executed(output.step_id, is_sample_due=result is None)
             return self._answer(key, result, inline_reply=request.inline_reply)

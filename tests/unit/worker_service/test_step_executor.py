@@ -236,6 +236,15 @@ def test_cancelled_wait_fails_the_step(pipeline: tuple[Stage, Stage]) -> None:
         last.steps.execute(execute(1))
 
 
+def test_queued_steps_of_an_ended_generation_do_not_run(pipeline: tuple[Stage, Stage]) -> None:
+    """The first stage waits for no input, and still runs nothing once the generation is to end."""
+    first, _ = pipeline
+    first.links.cancel_waits("the coordinator ended the generation")
+    with pytest.raises(StepFailed, match="the coordinator ended the generation"):
+        first.steps.execute(execute(1))
+    assert first.runner.applied == []
+
+
 def test_timings_leave_the_wait_out_of_compute(pipeline: tuple[Stage, Stage]) -> None:
     """COMPUTE starts when the input is there; the wait for it is told apart."""
     first, last = pipeline
