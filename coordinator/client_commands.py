@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.errors import Unavailable
+from common.errors import Unavailable, WorkerLost
 
 if TYPE_CHECKING:
     from coordinator.engine.generation import ChatTurn
@@ -67,8 +67,10 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     given: Any = {name: value for name, value in options.items() if value is not None}
     try:
         stats = ask(turns, given, address=address, write=_write)
+    except WorkerLost:
+        raise
     except Unavailable as error:
-        raise Unavailable(f"{address}: {error}; is a coordinator (stepwire up) there?") from error
+        raise Unavailable(f"{address}: {error}; does `stepwire up` serve there?") from error
     click.echo()
     if show_stats:
         click.echo(str(stats), err=True)

@@ -14,7 +14,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
+from stepwire.v1 import inference_pb2_grpc
 
+from common.errors import WorkerLost
+from common.rpc.status import to_metadata, to_status
 from coordinator.cli import run
 from coordinator.client import Client
 from tests.fakes.tiny_checkpoint import write_tiny_llama
@@ -75,6 +78,28 @@ def test_probe_starts_quickly(health_address: str):
     subprocess.run([STEPWIRE, "probe", "-addr", health_address], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+class LosesItsWorker(inference_pb2_grpc.InferenceServicer):
+    """A coordinator whose first stage is gone."""
+
+    def Generate(self, request, context):
+        """End the answer before its first token."""
+        error = WorkerLost("stage 0 lost: exited")
+        context.set_trailing_metadata(to_metadata(error))
+        context.abort(*to_status(error))
+
+
+def test_generate_blames_the_worker_and_not_the_coordinator(capsys):
+    """A coordinator that answers is not looked for; the line says which worker is lost."""
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        inference_pb2_grpc.add_InferenceServicer_to_server(LosesItsWorker(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        assert run(["generate", "--address", f"127.0.0.1:{port}", "hello"]) == 1
+        server.stop(grace=None).wait(timeout=5)
+    assert capsys.readouterr().err == "error: stage 0 lost: exited\n"
 
 
 @pytest.mark.parametrize(
