@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """Spell a record; a value JSON does not know is spelled as text."""
+        """Spell a record, floats to three decimals; a value JSON does not know is spelled as text."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -47,7 +47,7 @@ class JsonFormatter(logging.Formatter):
         }
         for name, value in vars(record).items():
             if name not in _STANDARD_ATTRIBUTES:
-                line.setdefault(name, value)
+                line.setdefault(name, round(value, 3) if isinstance(value, float) else value)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)

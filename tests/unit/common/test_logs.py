@@ -45,6 +45,12 @@ def test_one_line_an_event(stream):
     }
 
 
+def test_floats_have_three_decimals(stream):
+    """Seconds are for people: digits beyond a millisecond are dropped."""
+    logger.info("model loaded", extra={"seconds": 11.698421396999947})
+    assert lines(stream)[0]["seconds"] == 11.698
+
+
 def test_level(stream):
     """Lines below the level are not written."""
     logger.debug("detail")
