@@ -43,6 +43,11 @@ class Replica:
 
         Raises the ServiceError of whatever failed; no worker is held then.
         """
+        cluster = config.cluster
+        logger.info(
+            "obtaining workers",
+            extra={"executor": cluster.executor_kind, "stages": cluster.num_stages},
+        )
         executor = await Executor.create(await launch_workers(config), config, folder)
         try:
             num_blocks = await executor.determine_available_memory()

@@ -93,6 +93,7 @@ class Executor:
 
         Raises ConfigError with the numbers when they are too few for the model's length.
         """
+        logger.info("measuring the memory of the largest step")
         rooms = await on_every_rank(self._members, self._cache_room)
         num_blocks = num_kv_cache_blocks(
             rooms, self._config.cache, max_model_len=self.max_model_len
@@ -111,6 +112,7 @@ class Executor:
         await on_every_rank(
             self._members, lambda m: m.worker.initialize_kv_cache(authority, num_blocks)
         )
+        logger.info("warming up")
         await on_every_rank(self._members, lambda m: m.worker.compile_or_warm_up(authority))
         # Every mailbox must be open before any rank may send into it.
         await on_every_rank(
@@ -126,10 +128,10 @@ class Executor:
 
     def execute_model(self, output: SchedulerOutput) -> StepInFlight:
         """Send a step to every rank, without waiting; only the last stage samples."""
-        samples = output.num_rows > 0 and not output.grammar_mask_follows
+        is_sample_due = output.num_rows > 0 and not output.grammar_mask_follows
         last = self._members[-1]
         replies = tuple(
-            member.worker.submit_step(output, sample=samples and member is last)
+            member.worker.submit_step(output, sample=is_sample_due and member is last)
             for member in self._members
         )
         for reply in replies:
