@@ -13,10 +13,11 @@ from common.codecs.worker_codec import encode_worker_info
 from common.errors import WorkerLost
 from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import bind, build_server
-from common.step import SchedulerOutput, StepId
+from common.step import SchedulerOutput
 from coordinator.executors.remote import RemoteWorker
-from tests.fakes.pipeline_driver import AUTHORITY, GENERATION, PipelineDriver
+from tests.fakes.manual_steps import GENERATION, step_id
 from tests.fakes.scripted_worker import ScriptedWorker
+from tests.fakes.worker_setup import AUTHORITY, load_request
 
 TOLD_WITHIN_S = 1.0
 
@@ -88,7 +89,7 @@ async def test_end_of_the_connection_fails_all_that_is_unanswered(servicer):
         worker.on_lost(told.append)
         await worker.connect_peers(AUTHORITY, GENERATION, ())
         steps = [
-            worker.submit_step(SchedulerOutput(step_id=_step(n), base_step=n - 1), sample=False)
+            worker.submit_step(SchedulerOutput(step_id=step_id(n), base_step=n - 1), sample=False)
             for n in (1, 2)
         ]
         await servicer.has_step.wait()
@@ -100,7 +101,7 @@ async def test_end_of_the_connection_fails_all_that_is_unanswered(servicer):
     worker.on_lost(told.append)
     assert told[1] == told[0]
     with pytest.raises(WorkerLost, match="connection closed"):
-        await worker.submit_step(SchedulerOutput(step_id=_step(3), base_step=2), sample=False)
+        await worker.submit_step(SchedulerOutput(step_id=step_id(3), base_step=2), sample=False)
     await worker.close()
 
 
@@ -108,7 +109,7 @@ async def test_control_call_on_a_worker_that_goes_away_fails(servicer):
     """LoadModel may take an hour, but not when nobody works on it."""
     async with serving(servicer, "127.0.0.1:0") as address:
         worker = RemoteWorker(address)
-        loading = asyncio.ensure_future(worker.load_model(AUTHORITY, _load_request()))
+        loading = asyncio.ensure_future(worker.load_model(AUTHORITY, load_request("tiny")))
         await servicer.has_step.wait()
     with pytest.raises(WorkerLost, match="connection closed"):
         async with asyncio.timeout(TOLD_WITHIN_S):
@@ -134,17 +135,9 @@ async def test_closing_is_no_loss(servicer):
         worker = RemoteWorker(address)
         worker.on_lost(told.append)
         await worker.connect_peers(AUTHORITY, GENERATION, ())
-        step = worker.submit_step(SchedulerOutput(step_id=_step(1), base_step=0), sample=False)
+        step = worker.submit_step(SchedulerOutput(step_id=step_id(1), base_step=0), sample=False)
         await servicer.has_step.wait()
         await worker.close()
     with pytest.raises(WorkerLost):
         await step
     assert told == []
-
-
-def _step(number: int) -> StepId:
-    return StepId(epoch=AUTHORITY.epoch, generation=GENERATION, step=number)
-
-
-def _load_request():
-    return PipelineDriver([ScriptedWorker()], model="tiny", num_layers=2).load_request(0)

@@ -43,10 +43,12 @@ from common.worker_api import (
 )
 from coordinator.executors.local_process import WorkerProcess, start_local_workers, worker_flags
 from coordinator.executors.remote import RemoteWorker
-from tests.fakes.pipeline_driver import AUTHORITY, BLOCK_SIZE, BUDGET, GENERATION, PipelineDriver
+from tests.fakes.manual_steps import GENERATION, step_id
+from tests.fakes.pipeline_driver import PipelineDriver
 from tests.fakes.scripted_model import scripted_tokens
 from tests.fakes.scripted_worker import scripted_pipeline
 from tests.fakes.tiny_checkpoint import write_tiny_llama
+from tests.fakes.worker_setup import AUTHORITY, BLOCK_SIZE, BUDGET, begin_request, peers_of
 from worker_service.servicer import WorkerServicer
 from worker_service.worker import Worker
 
@@ -220,12 +222,12 @@ async def _check_cache(driver: PipelineDriver) -> None:
 
 async def _check_generation(driver: PipelineDriver) -> None:
     worker = driver.last
-    joined = await worker.begin_generation(AUTHORITY, driver.begin_request(0))
+    joined = await worker.begin_generation(AUTHORITY, begin_request())
     assert joined.incarnation == (await worker.describe()).incarnation
-    step = SchedulerOutput(step_id=driver.step_id(1), base_step=0)
+    step = SchedulerOutput(step_id=step_id(1), base_step=0)
     with pytest.raises(WrongState):
         await worker.submit_step(step, sample=False)
-    await worker.connect_peers(AUTHORITY, GENERATION, await driver.peers())
+    await worker.connect_peers(AUTHORITY, GENERATION, await peers_of(driver.workers))
     assert isinstance(await worker.submit_step(step, sample=False), ModelRunnerOutput)
     await driver.end()
     with pytest.raises(WrongState):
@@ -330,6 +332,6 @@ async def test_closed_worker_answers_no_more(kind, model):
     async with started(kind, 1, model) as driver:
         await driver.last.close()
         await driver.last.close()
-        step = SchedulerOutput(step_id=driver.step_id(1), base_step=0)
+        step = SchedulerOutput(step_id=step_id(1), base_step=0)
         with pytest.raises((WorkerLost, WrongState)):
             await driver.last.submit_step(step, sample=False)

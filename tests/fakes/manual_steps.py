@@ -4,7 +4,8 @@ import numpy as np
 
 from common.step import CachedRequests, Ragged, SchedulerOutput, StepId
 
-EPOCH = 1
+# Not the first one, so that there is an earlier coordinator to refuse.
+EPOCH = 2
 GENERATION = 1
 
 

@@ -16,25 +16,10 @@ from common.step import (
     NewRequest,
     Ragged,
     SchedulerOutput,
-    StepId,
 )
-from common.worker_api import (
-    Authority,
-    BeginGeneration,
-    ExecuteModel,
-    Layout,
-    LoadModel,
-    MemoryBudget,
-    Peer,
-    Rank,
-    WorkerApi,
-)
-
-BLOCK_SIZE = 4
-NUM_BLOCKS = 32
-AUTHORITY = Authority(coordinator_id="the test", epoch=2)
-GENERATION = 1
-BUDGET = MemoryBudget(kv_cache_bytes=1 << 20)
+from common.worker_api import ExecuteModel, LoadModel, WorkerApi
+from tests.fakes.manual_steps import GENERATION, step_id
+from tests.fakes.worker_setup import AUTHORITY, BLOCK_SIZE, join, load_request, warm_up
 
 RunStep = Callable[[SchedulerOutput], Awaitable[ModelRunnerOutput]]
 
@@ -51,48 +36,20 @@ class PipelineDriver:
         self._handle = 0
 
     def load_request(self, stage: int) -> LoadModel:
-        """An even share of the layers, and limits that suit a tiny model."""
-        num_stages = len(self.workers)
-        return LoadModel(
-            model=self._model,
-            dtype="float32",
-            rank=Rank(stage=stage),
-            layout=Layout(num_stages=num_stages),
-            first_layer=stage * self._num_layers // num_stages,
-            end_layer=(stage + 1) * self._num_layers // num_stages,
-            max_model_len=64,
-            max_num_batched_tokens=32,
-            max_num_seqs=4,
-            block_size=BLOCK_SIZE,
-        )
-
-    def begin_request(self, stage: int) -> BeginGeneration:
-        """The first generation, with two steps in flight."""
-        return BeginGeneration(
-            generation=GENERATION,
-            rank=Rank(stage=stage),
-            layout=Layout(num_stages=len(self.workers)),
-            max_steps_in_flight=2,
+        """An even share of the layers."""
+        return load_request(
+            self._model, stage=stage, num_stages=len(self.workers), num_layers=self._num_layers
         )
 
     async def bring_up(self) -> None:
         """Take fresh workers through their lifecycle until they serve."""
         await asyncio.gather(
-            *(self._warm(worker, stage) for stage, worker in enumerate(self.workers))
+            *(
+                warm_up(worker, self.load_request(stage))
+                for stage, worker in enumerate(self.workers)
+            )
         )
-        for stage, worker in enumerate(self.workers):
-            await worker.begin_generation(AUTHORITY, self.begin_request(stage))
-        peers = await self.peers()
-        for worker in self.workers:
-            await worker.connect_peers(AUTHORITY, GENERATION, peers)
-
-    async def peers(self) -> tuple[Peer, ...]:
-        """Every rank with the tensor endpoint it describes."""
-        infos = [await worker.describe() for worker in self.workers]
-        return tuple(
-            Peer(rank=Rank(stage=stage), tensor_endpoint=info.tensor_endpoint)
-            for stage, info in enumerate(infos)
-        )
+        await join(self.workers)
 
     async def end(self) -> None:
         """Release the workers from the generation."""
@@ -148,10 +105,6 @@ class PipelineDriver:
         """The next step, with nothing in it."""
         return self._plan()
 
-    def step_id(self, step: int) -> StepId:
-        """A step of the generation."""
-        return StepId(epoch=AUTHORITY.epoch, generation=GENERATION, step=step)
-
     async def run_by_stream(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Submit a step to all workers at once, as the executor does."""
         futures = [
@@ -175,16 +128,10 @@ class PipelineDriver:
             tensors = result if isinstance(result, IntermediateTensors) else None
         return await self.last.sample_tokens(output.step_id)
 
-    async def _warm(self, worker: WorkerApi, stage: int) -> None:
-        await worker.init_device(AUTHORITY)
-        await worker.load_model(AUTHORITY, self.load_request(stage))
-        await worker.initialize_kv_cache(AUTHORITY, NUM_BLOCKS)
-        await worker.compile_or_warm_up(AUTHORITY)
-
     def _plan(self, **columns: object) -> SchedulerOutput:
         self.step += 1
         return SchedulerOutput(
-            step_id=self.step_id(self.step),
+            step_id=step_id(self.step),
             base_step=self.step - 1,
             **columns,  # pyright: ignore[reportArgumentType] - columns of the one dataclass
         )

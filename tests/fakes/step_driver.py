@@ -21,7 +21,7 @@ from common.step import (
     SchedulerOutput,
     StepId,
 )
-from common.worker_api import Layout, LoadModel, Rank
+from tests.fakes.worker_setup import load_request
 from worker_service.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -46,31 +46,11 @@ class GivenInputs:
         return self._tensors
 
 
-def load_request(
-    *, stage: int = 0, num_stages: int = 1, num_layers: int = 6, **sizes: int
-) -> LoadModel:
-    """A float32 stage with an even share of the layers; sizes replace the small defaults."""
-    share = num_layers // num_stages
-    defaults = {
-        "max_model_len": 128,
-        "max_num_batched_tokens": 64,
-        "max_num_seqs": 4,
-        "block_size": 4,
-    }
-    return LoadModel(
-        model="tiny",
-        dtype="float32",
-        rank=Rank(stage=stage),
-        layout=Layout(num_stages=num_stages),
-        first_layer=stage * share,
-        end_layer=(stage + 1) * share,
-        **(defaults | sizes),
-    )
-
-
 def make_runner(folder: Path, *, num_blocks: int | None = 64, **request: int) -> ModelRunner:
     """A loaded runner on the CPU; num_blocks None leaves it without a KV cache."""
-    runner = ModelRunner(device=torch.device("cpu"), folder=folder, request=load_request(**request))
+    runner = ModelRunner(
+        device=torch.device("cpu"), folder=folder, request=load_request("tiny", **request)
+    )
     runner.load_model()
     if num_blocks is not None:
         runner.initialize_kv_cache(num_blocks)

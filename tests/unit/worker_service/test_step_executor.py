@@ -17,9 +17,10 @@ from common.errors import (
 )
 from common.step import ExecutePending, IntermediateTensors, ModelRunnerOutput, Phase, StepKey
 from common.tensors import DType, WireTensor, wire_tensor
-from common.worker_api import ExecuteModel, Layout, LoadModel, Peer, Rank
+from common.worker_api import ExecuteModel, Layout, Peer, Rank
 from tests.fakes.manual_steps import EPOCH, GENERATION, cached_step, digest_step, step_id
 from tests.fakes.scripted_runner import ScriptedRunner
+from tests.fakes.worker_setup import load_request
 from worker_service.stage_links import StageLinks
 from worker_service.step_executor import StepExecutor
 from worker_service.step_guard import StepGuard
@@ -57,7 +58,8 @@ class Stage:
         self.channels.begin(epoch=EPOCH, generation=GENERATION, rank=rank, capacity=4)
         clock = TickingClock()
         self.links = StageLinks(self.channels, rank=rank, layout=layout, device=CPU, clock=clock)
-        self.runner = ScriptedRunner(device=CPU, folder=Path(), request=load_request(rank, layout))
+        request = load_request(".", stage=stage, num_stages=num_stages)
+        self.runner = ScriptedRunner(device=CPU, folder=Path(), request=request)
         guard = StepGuard(epoch=EPOCH, generation=GENERATION)
         self.steps = StepExecutor(self.runner, guard, self.links, clock=clock)
 
@@ -66,22 +68,6 @@ class Stage:
         answer = self.steps.execute(ExecuteModel(scheduler_output=digest_step(step)))
         assert isinstance(answer, ModelRunnerOutput)
         return answer.state_digest
-
-
-def load_request(rank: Rank, layout: Layout) -> LoadModel:
-    """A place in the pipeline; the sizes do not matter."""
-    return LoadModel(
-        model="",
-        dtype="auto",
-        rank=rank,
-        layout=layout,
-        first_layer=0,
-        end_layer=1,
-        max_model_len=64,
-        max_num_batched_tokens=64,
-        max_num_seqs=4,
-        block_size=4,
-    )
 
 
 def execute(step: int) -> ExecuteModel:

@@ -19,10 +19,10 @@ from common.errors import (
     WrongState,
 )
 from common.step import ExecutePending, IntermediateTensors, ModelRunnerOutput
-from common.worker_api import Authority, BeginGeneration, ExecuteModel, Layout, LoadModel, Rank
-from tests.fakes.manual_steps import GENERATION, cached_step, step_id
+from common.worker_api import Authority, ExecuteModel, LoadModel
+from tests.fakes.manual_steps import EPOCH, GENERATION, cached_step, step_id
 from tests.fakes.scripted_runner import ScriptedRunner
-from tests.fakes.worker_setup import AUTHORITY, join, load_request, warm_up
+from tests.fakes.worker_setup import AUTHORITY, begin_request, join, load_request, warm_up
 from worker_service.lifecycle import State
 from worker_service.worker import Worker
 
@@ -76,7 +76,7 @@ async def test_calls_in_order_lead_to_serving(bench: Bench) -> None:
     """A worker tells each state it enters, and Describe shows the last, the epoch and generation."""
     (worker,) = await bench.pipeline(1)
     info = await worker.describe()
-    assert (info.state, info.epoch, info.generation) == ("SERVING", 1, GENERATION)
+    assert (info.state, info.epoch, info.generation) == ("SERVING", EPOCH, GENERATION)
     assert info.num_threads == 1
     assert bench.states == [
         State.DEVICE_READY,
@@ -92,20 +92,10 @@ async def test_generation_report_names_process_cache_and_weights(bench: Bench) -
     """BeginGeneration answers the ids by which a coordinator knows what survived."""
     worker = bench.worker()
     await warm_up(worker, load_request("."))
-    report = await worker.begin_generation(AUTHORITY, begin(1))
+    report = await worker.begin_generation(AUTHORITY, begin_request())
     assert report.incarnation == worker.incarnation
     assert report.weights_digest == "digest of stage 0"
     assert len(report.kv_id) == 32
-
-
-def begin(generation: int, *, stage: int = 0, num_stages: int = 1) -> BeginGeneration:
-    """A generation of one stage."""
-    return BeginGeneration(
-        generation=generation,
-        rank=Rank(stage=stage),
-        layout=Layout(num_stages=num_stages),
-        max_steps_in_flight=2,
-    )
 
 
 async def test_call_out_of_order_is_refused(bench: Bench) -> None:
@@ -162,7 +152,7 @@ async def test_generation_of_another_place_is_refused(bench: Bench) -> None:
     worker = bench.worker()
     await warm_up(worker, load_request("."))
     with pytest.raises(InvalidRequest, match="stage 0 of 1"):
-        await worker.begin_generation(AUTHORITY, begin(1, stage=1, num_stages=2))
+        await worker.begin_generation(AUTHORITY, begin_request(stage=1, num_stages=2))
     assert (await worker.describe()).state == "WARM"
 
 
@@ -173,7 +163,7 @@ async def test_next_generation_starts_from_step_one(bench: Bench) -> None:
     await worker.end_generation(AUTHORITY, GENERATION)
     assert bench.runners[0].applied == []
     with pytest.raises(Fenced, match="not newer"):
-        await worker.begin_generation(AUTHORITY, begin(GENERATION))
+        await worker.begin_generation(AUTHORITY, begin_request())
     await join([worker], generation=2)
     with pytest.raises(Fenced, match="generation 2"):
         await worker.submit_step(cached_step(1), sample=True)
