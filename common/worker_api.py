@@ -254,7 +254,10 @@ class WorkerApi(Protocol):
         ...
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Call back once, from the event loop, with the cause when the worker is found to be gone."""
+        """Call back once with the cause when the worker is found to be gone; at once when it is already.
+
+        Callbacks run on the event loop.
+        """
         ...
 
     async def close(self) -> None:

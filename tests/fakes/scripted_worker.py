@@ -268,8 +268,11 @@ class ScriptedWorker:
         return future
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Remember whom to tell."""
-        self._lost_callbacks.append(callback)
+        """Remember whom to tell; tell at once when lost already."""
+        if self._lost_cause is None:
+            self._lost_callbacks.append(callback)
+        else:
+            callback(self._lost_cause)
 
     async def close(self) -> None:
         """Stop the runner task."""
