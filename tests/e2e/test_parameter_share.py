@@ -1,5 +1,6 @@
 """What each pipeline stage of the real model reads and holds, as LoadModel reports it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,14 +8,14 @@ import pytest
 from common.channels.channel import InMemoryHub
 from common.config import WorkerConfig
 from common.worker_api import LoadReport
-from tests.fakes.pipeline_driver import AUTHORITY, PipelineDriver
+from tests.fakes.worker_setup import AUTHORITY, load_request
 from worker_service.worker import Worker
 
 LARGEST_SHARE = 0.65
 NUM_LAYERS = 30
 EMBEDDING_PARAMETERS = 49152 * 576
-BYTES_PER_PARAMETER = 4
-"""The driver asks for float32; the file holds bfloat16, half as wide."""
+BYTES_PER_PARAMETER = 2
+"""In bfloat16, as the file holds them."""
 
 
 @pytest.mark.model
@@ -23,12 +24,11 @@ async def test_a_stage_of_two_reads_and_holds_its_share(smollm2):
     (whole,) = await load_reports(smollm2, num_stages=1)
     first, last = await load_reports(smollm2, num_stages=2)
     for stage in (first, last):
+        assert stage.parameter_bytes == stage.bytes_read
         assert stage.parameter_bytes <= LARGEST_SHARE * whole.parameter_bytes
-        assert stage.bytes_read <= LARGEST_SHARE * whole.bytes_read
     head_bytes = EMBEDDING_PARAMETERS * BYTES_PER_PARAMETER
     both = first.parameter_bytes + last.parameter_bytes
     assert both == whole.parameter_bytes + head_bytes
-    assert first.bytes_read + last.bytes_read == whole.bytes_read + head_bytes // 2
     assert first.tensors_read + last.tensors_read == whole.tensors_read + 1
 
 
@@ -39,12 +39,14 @@ async def load_reports(model: Path, *, num_stages: int) -> list[LoadReport]:
         Worker(WorkerConfig(device="cpu", threads=1), hub.channels(f"stage {stage}"))
         for stage in range(num_stages)
     ]
-    driver = PipelineDriver(workers, model=str(model), num_layers=NUM_LAYERS)
     reports: list[LoadReport] = []
     try:
         for stage, worker in enumerate(workers):
+            request = load_request(
+                str(model), stage=stage, num_stages=num_stages, num_layers=NUM_LAYERS
+            )
             await worker.init_device(AUTHORITY)
-            reports.append(await worker.load_model(AUTHORITY, driver.load_request(stage)))
+            reports.append(await worker.load_model(AUTHORITY, replace(request, dtype="bfloat16")))
     finally:
         for worker in workers:
             await worker.close()
