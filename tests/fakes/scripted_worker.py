@@ -269,9 +269,8 @@ class ScriptedWorker:
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Remember whom to tell; tell at once when lost already."""
-        if self._lost_cause is None:
-            self._lost_callbacks.append(callback)
-        else:
+        self._lost_callbacks.append(callback)
+        if self._lost_cause is not None:
             callback(self._lost_cause)
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ BLOCK_SIZE = 4
 def load_request(
     model: str, *, stage: int = 0, num_stages: int = 1, num_layers: int = 6, **sizes: int
 ) -> LoadModel:
-    """The slice of one stage when the layers are split evenly; sizes replace the small limits."""
+    """A float32 slice of one stage, the layers split evenly; sizes replace the small limits."""
     limits = {
         "max_model_len": 128,
         "max_num_batched_tokens": 64,
@@ -32,7 +32,7 @@ def load_request(
     }
     return LoadModel(
         model=model,
-        dtype="auto",
+        dtype="float32",
         rank=Rank(stage=stage),
         layout=Layout(num_stages=num_stages),
         first_layer=num_layers * stage // num_stages,
