@@ -233,8 +233,8 @@ async def test_close_frees_a_waiting_device(bench: Bench) -> None:
 async def test_dead_device_thread_is_told(bench: Bench) -> None:
     """When the device thread dies, the step fails and who listens learns the cause once."""
     (worker,) = await bench.pipeline(1)
-    causes: list[str] = []
-    worker.on_lost(causes.append)
+    causes: asyncio.Queue[str] = asyncio.Queue()
+    worker.on_lost(causes.put_nowait)
 
     def die(step: int) -> None:
         raise SystemExit(step)
@@ -244,9 +244,11 @@ async def test_dead_device_thread_is_told(bench: Bench) -> None:
         await asyncio.wait_for(worker.submit_step(cached_step(1), sample=True), 5)
     with pytest.raises(WorkerLost):
         await worker.init_device(AUTHORITY)
-    worker.on_lost(causes.append)
-    assert len(causes) == 2
-    assert all("SystemExit" in cause for cause in causes)
+    cause = await asyncio.wait_for(causes.get(), 5)
+    assert "SystemExit" in cause
+    worker.on_lost(causes.put_nowait)
+    assert causes.get_nowait() == cause
+    assert causes.empty()
 
 
 async def test_unknown_device_is_a_configuration_error() -> None:
