@@ -200,6 +200,7 @@ class WorkerConfig:
     threads: int | None = setting(None, "compute threads (default: all cores)")
     model: str | None = setting(None, "folder or name to load instead of the coordinator's")
     drain_timeout: float = setting(30.0, "seconds a worker goes on serving after SIGTERM")
+    hang_exit: float = setting(60.0, "seconds a worker may be stuck in a step before it exits")
 
     def __post_init__(self) -> None:
         split_address("listen", self.listen)

@@ -188,7 +188,9 @@ class ModelRunnerOutput:
 
     handles uint64 [S] in row order, only requests that sampled; sampled_token_ids: Ragged of S rows;
     logprobs: one position per sampled token in that order, when any request asked for them;
-    request_errors: (handle, message) of requests that failed alone.
+    request_errors: (handle, message) of requests that failed alone. state_digest covers handles,
+    block tables and computed counts, kv_digest the keys and values of all computed tokens; both
+    when the step asked for them.
     """
 
     key: StepKey
@@ -198,6 +200,7 @@ class ModelRunnerOutput:
     request_errors: tuple[tuple[int, str], ...] = ()
     timings: StepTimings = StepTimings()
     state_digest: bytes | None = None
+    kv_digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -211,6 +214,8 @@ class IntermediateTensors:
     descriptors: tuple[TensorDescriptor, ...]
     inline: tuple[WireTensor, ...] | None = None
     timings: StepTimings = StepTimings()
+    state_digest: bytes | None = None
+    kv_digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

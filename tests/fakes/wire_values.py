@@ -99,6 +99,7 @@ def scheduler_outputs(draw: st.DrawFn) -> SchedulerOutput:
         preempted_handles=column(draw(st.lists(uint64, unique=True, max_size=3)), "<u8"),
         grammar_mask_follows=draw(st.booleans()),
         want_state_digest=draw(st.booleans()),
+kv_digest=draw(st.booleans()),
     )
 
 
@@ -136,6 +137,7 @@ def model_runner_outputs(draw: st.DrawFn, phase: Phase = Phase.SAMPLE) -> ModelR
         request_errors=tuple(draw(st.lists(st.tuples(uint64, names), max_size=2))),
         timings=draw(timings),
         state_digest=draw(st.none() | st.binary(max_size=32)),
+        kv_digest=draw(st.none() | st.binary(max_size=32)),
     )
 
 
