@@ -99,7 +99,6 @@ def scheduler_outputs(draw: st.DrawFn) -> SchedulerOutput:
         preempted_handles=column(draw(st.lists(uint64, unique=True, max_size=3)), "<u8"),
         grammar_mask_follows=draw(st.booleans()),
         want_state_digest=draw(st.booleans()),
-kv_digest=draw(st.booleans()),
     )
 
 
