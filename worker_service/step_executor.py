@@ -61,7 +61,7 @@ class StepExecutor:
         with self._ending_generation_on_failure(key):
             result = self._run_forward(output, inputs)
             self._guard.executed(output.step_id, is_sample_due=result is None)
-            return self._answer(key, result, inline_reply=request.inline_reply)
+            return self._answer(key, result, request)
 
     def sample(self, step_id: StepId) -> ModelRunnerOutput:
         """Run the sample phase that is due; raises like `execute`."""
@@ -102,8 +102,7 @@ class StepExecutor:
         self,
         key: StepKey,
         result: dict[str, Tensor] | ModelRunnerOutput | None,
-        *,
-        inline_reply: bool,
+        request: ExecuteModel,
     ) -> ExecuteResult:
         if result is None:
             return ExecutePending(key=key)
@@ -112,13 +111,16 @@ class StepExecutor:
         # Copies from a GPU wait for the forward pass, so COMPUTE ends after them.
         tensors = to_wire(result)
         timings = replace(self._forward_timings, compute_end_ns=self._clock.monotonic_ns())
-        if not inline_reply:
+        if not request.inline_reply:
             self._links.send(key, tensors)
+        digests = self._runner.digests(wanted=request.scheduler_output.want_state_digest)
         return IntermediateTensors(
             key=key,
             descriptors=tuple(tensor.descriptor for tensor in tensors),
-            inline=tensors if inline_reply else None,
+            inline=tensors if request.inline_reply else None,
             timings=timings,
+            state_digest=digests.state,
+            kv_digest=digests.kv,
         )
 
     @contextmanager

@@ -1,5 +1,6 @@
 """One step on one rank."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,18 @@ def test_tensors_travel_over_the_channel(pipeline: tuple[Stage, Stage]) -> None:
     sampled = last.steps.execute_and_sample(execute(1))
     assert isinstance(sampled, ModelRunnerOutput)
     assert sampled.sampled_token_ids.row(0).tolist() == [2]
+
+
+def test_every_stage_answers_the_digests_asked_for(pipeline: tuple[Stage, Stage]) -> None:
+    """They come with the intermediate tensors and with the sampled tokens of the step that asks."""
+    wanted = replace(cached_step(1), want_state_digest=True)
+    for stage in pipeline:
+        answer = stage.steps.execute_and_sample(ExecuteModel(scheduler_output=wanted))
+        assert not isinstance(answer, ExecutePending)
+        assert answer.state_digest == stage.runner.digests().state
+    unasked = pipeline[0].steps.execute(execute(2))
+    assert isinstance(unasked, IntermediateTensors)
+    assert unasked.state_digest is None
 
 
 def test_tensors_travel_inline(pipeline: tuple[Stage, Stage]) -> None:
