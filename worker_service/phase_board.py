@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from common.clock import Clock
+from common.step import StepId
 from common.worker_api import DevicePhase, Rank
 
 
@@ -16,15 +17,20 @@ from common.worker_api import DevicePhase, Rank
 class DeviceActivity:
     """A phase, and since when it lasts, in seconds of the monotonic clock.
 
-    step: the step that runs, or ran last; 0 when none has. waiting_on: the rank whose tensors are
+    step_id: the step that runs, or ran last; None when none has. waiting_on: the rank whose tensors are
     waited for or sent to. deadline: seconds COMPUTE may last; None: no limit.
     """
 
     phase: DevicePhase
     since: float
-    step: int = 0
+    step_id: StepId | None = None
     waiting_on: Rank | None = None
     deadline: float | None = None
+
+    @property
+    def step(self) -> int:
+        """The number of that step, 0 when there is none."""
+        return self.step_id.step if self.step_id else 0
 
     @property
     def hangs_at(self) -> float | None:
@@ -54,19 +60,19 @@ class PhaseBoard:
         return self._activity
 
     @contextmanager
-    def computing(self, step: int, *, deadline: float | None) -> Iterator[None]:
+    def computing(self, step_id: StepId, *, deadline: float | None) -> Iterator[None]:
         """The body computes a phase of this step; what it waits for in between is `during`."""
-        self._enter(DevicePhase.COMPUTE, step=step, deadline=deadline)
+        self._enter(DevicePhase.COMPUTE, step_id=step_id, deadline=deadline)
         try:
             yield
         finally:
-            self._enter(DevicePhase.IDLE, step=step)
+            self._enter(DevicePhase.IDLE, step_id=step_id)
 
     @contextmanager
     def during(self, phase: DevicePhase, *, waiting_on: Rank | None = None) -> Iterator[None]:
         """The body is in this phase; the phase around it then starts anew, with age 0."""
         around = self._activity
-        self._enter(phase, step=around.step, waiting_on=waiting_on)
+        self._enter(phase, step_id=around.step_id, waiting_on=waiting_on)
         try:
             yield
         finally:
@@ -76,14 +82,14 @@ class PhaseBoard:
         self,
         phase: DevicePhase,
         *,
-        step: int,
+        step_id: StepId | None,
         waiting_on: Rank | None = None,
         deadline: float | None = None,
     ) -> None:
         self._activity = DeviceActivity(
             phase=phase,
             since=self._clock.monotonic(),
-            step=step,
+            step_id=step_id,
             waiting_on=waiting_on,
             deadline=deadline,
         )
