@@ -22,8 +22,8 @@ class Watchdog:
     """Watches one device thread.
 
     `on_hung` is told whether it hangs, at each change; `on_stuck` the cause, once it has hung for
-    `hang_exit` seconds, or as soon as it hangs in a step of which `is_past` says that a newer
-    generation or coordinator asks for the worker.
+    `hang_exit` seconds, or as soon as it hangs in a step of which `is_over` says that its generation
+    is over: nobody waits for the result, and a new generation may wait for the thread.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Watchdog:
         clock: Clock,
         *,
         hang_exit: float,
-        is_past: Callable[[StepId], bool],
+        is_over: Callable[[StepId], bool],
         on_hung: Callable[[bool], None],
         on_stuck: Callable[[str], None],
     ) -> None:
         self._board = board
         self._clock = clock
         self._hang_exit = hang_exit
-        self._is_past = is_past
+        self._is_over = is_over
         self._on_hung = on_hung
         self._on_stuck = on_stuck
         self._is_hung = False
@@ -66,8 +66,8 @@ class Watchdog:
         """Tell the cause of a hang that will not be waited for; returns when to look again."""
         step_id = activity.step_id
         stuck = f"stuck in step {activity.step}, {hung_for:.1f} s beyond its deadline"
-        if step_id is not None and self._is_past(step_id):
-            self._on_stuck(f"{stuck}, while a newer generation asks for this worker")
+        if step_id is not None and self._is_over(step_id):
+            self._on_stuck(f"{stuck}, in a generation that is over")
         elif hung_for >= self._hang_exit:
             self._on_stuck(stuck)
         return min(LOOK_SECONDS, max(self._hang_exit - hung_for, 0.0))

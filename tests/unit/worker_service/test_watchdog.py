@@ -26,7 +26,7 @@ class Watched:
             self.board,
             self.clock,
             hang_exit=HANG_EXIT,
-            is_past=lambda step_id: step_id.generation < self.newest,
+            is_over=lambda step_id: step_id.generation < self.newest,
             on_hung=self.told.append,
             on_stuck=self.causes.append,
         )
@@ -79,18 +79,18 @@ def test_stuck_thread_is_given_up_after_hang_exit() -> None:
     assert watched.causes == ["stuck in step 17, 5.0 s beyond its deadline"]
 
 
-def test_hang_in_a_past_generation_is_given_up_at_once() -> None:
+def test_hang_in_a_generation_that_is_over_is_given_up_at_once() -> None:
     """A newer generation does not wait for hang_exit."""
     watched = Watched()
     with watched.computing(DEADLINE, step=17):
         watched.newest = GENERATION + 1
         watched.watchdog.look()
     assert watched.causes == [
-        "stuck in step 17, 0.0 s beyond its deadline, while a newer generation asks for this worker"
+        "stuck in step 17, 0.0 s beyond its deadline, in a generation that is over"
     ]
 
 
-def test_step_of_a_past_generation_has_until_its_deadline() -> None:
+def test_step_of_a_generation_that_is_over_has_until_its_deadline() -> None:
     """A kernel that runs when the newer generation asks may finish."""
     watched = Watched()
     watched.newest = GENERATION + 1
