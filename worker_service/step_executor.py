@@ -25,6 +25,7 @@ from common.step import (
     StepTimings,
 )
 from common.worker_api import ExecuteModel, Rank
+from worker_service.phase_board import PhaseBoard
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.runner.stage_tensors import to_wire
 from worker_service.stage_links import StageLinks, TimedInputs
@@ -37,13 +38,22 @@ class StepExecutor:
     """Runs the steps of one generation in the order they are given."""
 
     def __init__(
-        self, runner: ModelRunner, guard: StepGuard, links: StageLinks, *, rank: Rank, clock: Clock
+        self,
+        runner: ModelRunner,
+        guard: StepGuard,
+        links: StageLinks,
+        *,
+        rank: Rank,
+        clock: Clock,
+        board: PhaseBoard,
     ) -> None:
         self._runner = runner
         self._guard = guard
         self._links = links
         self._rank = rank
         self._clock = clock
+        self._board = board
+        self._deadline: float | None = None
         self._forward_timings = StepTimings()
 
     def execute(self, request: ExecuteModel) -> ExecuteResult:
@@ -58,7 +68,8 @@ class StepExecutor:
         _check_inline(request)
         self._runner.validate(output)
         inputs = self._links.inputs(key, request.intermediate_tensors)
-        with self._ending_generation_on_failure(key):
+        self._deadline = request.deadline
+        with self._running(key):
             result = self._run_forward(output, inputs)
             self._guard.executed(output.step_id, is_sample_due=result is None)
             return self._answer(key, result, request)
@@ -67,7 +78,7 @@ class StepExecutor:
         """Run the sample phase that is due; raises like `execute`."""
         self._guard.check_sample(step_id)
         key = StepKey(step_id=step_id, phase=Phase.SAMPLE)
-        with self._ending_generation_on_failure(key):
+        with self._running(key):
             started_ns = self._clock.monotonic_ns()
             sampled = self._runner.sample_tokens(step_id)
             self._guard.sampled()
@@ -124,9 +135,11 @@ class StepExecutor:
         )
 
     @contextmanager
-    def _ending_generation_on_failure(self, key: StepKey) -> Iterator[None]:
+    def _running(self, key: StepKey) -> Iterator[None]:
+        """Show the body as COMPUTE, and end the generation when it fails."""
         try:
-            yield
+            with self._board.computing(key.step_id, deadline=self._deadline):
+                yield
         except StepRefused:
             raise
         except Exception as error:
