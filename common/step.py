@@ -156,6 +156,11 @@ class SchedulerOutput:
         return int(self.num_scheduled_tokens.sum())
 
     @property
+    def handles(self) -> list[int]:
+        """Handles of the rows, in row order."""
+        return [new.handle for new in self.new_requests] + self.cached_requests.handles.tolist()
+
+    @property
     def num_rows(self) -> int:
         """Requests of the step."""
         return len(self.num_scheduled_tokens)

@@ -50,7 +50,7 @@ class LostGeneration(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., cause: _Optional[str] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("model", "serving", "epoch", "generation", "step", "workers", "num_waiting", "num_running", "num_blocks", "num_free_blocks", "phase", "detail", "last_step_age_seconds", "lost_generations", "num_invalid_steps")
+    __slots__ = ("model", "serving", "epoch", "generation", "step", "workers", "num_waiting", "num_running", "num_blocks", "num_free_blocks", "phase", "detail", "last_step_age_seconds", "lost_generations", "num_invalid_steps", "num_state_checks", "num_state_drifts")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class StatusResponse(_message.Message):
     LAST_STEP_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOST_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_INVALID_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATE_CHECKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATE_DRIFTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     serving: bool
     epoch: int
@@ -81,4 +83,6 @@ class StatusResponse(_message.Message):
     last_step_age_seconds: float
     lost_generations: _containers.RepeatedCompositeFieldContainer[LostGeneration]
     num_invalid_steps: int
-    def __init__(self, model: _Optional[str] = ..., serving: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., last_step_age_seconds: _Optional[float] = ..., lost_generations: _Optional[_Iterable[_Union[LostGeneration, _Mapping]]] = ..., num_invalid_steps: _Optional[int] = ...) -> None: ...
+    num_state_checks: int
+    num_state_drifts: int
+    def __init__(self, model: _Optional[str] = ..., serving: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., last_step_age_seconds: _Optional[float] = ..., lost_generations: _Optional[_Iterable[_Union[LostGeneration, _Mapping]]] = ..., num_invalid_steps: _Optional[int] = ..., num_state_checks: _Optional[int] = ..., num_state_drifts: _Optional[int] = ...) -> None: ...
