@@ -86,6 +86,9 @@ class ScheduleConfig:
     max_steps_in_flight: int | None = setting(None, "steps in flight (default: pipeline stages)")
     pp_cohorts: int | None = setting(None, "groups of sequences taking turns (default: stages)")
     max_waiting: int = setting(1024, "most requests waiting before new ones are refused")
+    check_state_every: int = setting(
+        0, "steps between two comparisons of the books of scheduler and workers (0: none)"
+    )
 
     def __post_init__(self) -> None:
         _at_least(
@@ -96,6 +99,7 @@ class ScheduleConfig:
             pp_cohorts=self.pp_cohorts,
             max_waiting=self.max_waiting,
         )
+        _at_least(0, check_state_every=self.check_state_every)
 
     @property
     def sequence_limit(self) -> int:
@@ -200,6 +204,7 @@ class WorkerConfig:
     threads: int | None = setting(None, "compute threads (default: all cores)")
     model: str | None = setting(None, "folder or name to load instead of the coordinator's")
     drain_timeout: float = setting(30.0, "seconds a worker goes on serving after SIGTERM")
+    hang_exit: float = setting(60.0, "seconds a worker may be stuck in a step before it exits")
 
     def __post_init__(self) -> None:
         split_address("listen", self.listen)
@@ -210,6 +215,8 @@ class WorkerConfig:
         _at_least(1, threads=self.threads)
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
+        if not self.hang_exit >= 0:
+            raise ConfigError(f"hang_exit must be at least 0 seconds, not {self.hang_exit}")
 
     @property
     def tensor_bind(self) -> tuple[str, int]:

@@ -156,6 +156,11 @@ class SchedulerOutput:
         return int(self.num_scheduled_tokens.sum())
 
     @property
+    def handles(self) -> list[int]:
+        """Handles of the rows, in row order."""
+        return [new.handle for new in self.new_requests] + self.cached_requests.handles.tolist()
+
+    @property
     def num_rows(self) -> int:
         """Requests of the step."""
         return len(self.num_scheduled_tokens)
@@ -188,7 +193,9 @@ class ModelRunnerOutput:
 
     handles uint64 [S] in row order, only requests that sampled; sampled_token_ids: Ragged of S rows;
     logprobs: one position per sampled token in that order, when any request asked for them;
-    request_errors: (handle, message) of requests that failed alone.
+    request_errors: (handle, message) of requests that failed alone. state_digest covers handles,
+    block tables and computed counts, kv_digest the keys and values of all computed tokens; both
+    when the step asked for them.
     """
 
     key: StepKey
@@ -198,6 +205,7 @@ class ModelRunnerOutput:
     request_errors: tuple[tuple[int, str], ...] = ()
     timings: StepTimings = StepTimings()
     state_digest: bytes | None = None
+    kv_digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -211,6 +219,8 @@ class IntermediateTensors:
     descriptors: tuple[TensorDescriptor, ...]
     inline: tuple[WireTensor, ...] | None = None
     timings: StepTimings = StepTimings()
+    state_digest: bytes | None = None
+    kv_digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ one contract suite. Every call may raise a `ServiceError`; a call on a worker th
 """
 
 from asyncio import Future
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from common.step import (
@@ -52,24 +53,6 @@ class Authority:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
-    """What a worker process says of itself; memory in bytes, epoch and generation 0 when none yet."""
-
-    protocol_min: int
-    protocol_max: int
-    build: str
-    incarnation: str
-    device: str
-    memory_bytes: int
-    dtypes: tuple[str, ...]
-    tensor_endpoint: str
-    state: str
-    epoch: int = 0
-    generation: int = 0
-    num_threads: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadModel:
     """Which slice of which model to read: layers [first_layer, end_layer), sizes in tokens and sequences.
 
@@ -98,6 +81,68 @@ class LoadReport:
     weights_digest: str
     dtype: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStage:
+    """The slice of a model a worker holds; num_blocks 0 and kv_id "" before the cache is allocated."""
+
+    request: LoadModel
+    report: LoadReport
+    num_blocks: int = 0
+    kv_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What a worker process says of itself; memory in bytes, epoch and generation 0 when none yet.
+
+    held_stage None: no model is loaded. num_loads: how often this process has read parameters.
+    """
+
+    protocol_min: int
+    protocol_max: int
+    build: str
+    incarnation: str
+    device: str
+    memory_bytes: int
+    dtypes: tuple[str, ...]
+    tensor_endpoint: str
+    state: str
+    epoch: int = 0
+    generation: int = 0
+    num_threads: int = 0
+    held_stage: HeldStage | None = None
+    num_loads: int = 0
+
+
+class DevicePhase(Enum):
+    """What a worker's device thread is doing; only COMPUTE can hang."""
+
+    IDLE = "IDLE"
+    WAIT_INPUT = "WAIT_INPUT"
+    COMPUTE = "COMPUTE"
+    SENDING = "SENDING"
+    COMPILING = "COMPILING"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerActivity:
+    """What a worker is doing, told by its event loop; step 0 when it has run none.
+
+    waiting_on: the rank whose tensors it waits for or sends to. is_hung: COMPUTE has outlived the
+    step's deadline.
+    """
+
+    state: str
+    epoch: int
+    generation: int
+    step: int
+    phase: DevicePhase
+    seconds_in_phase: float
+    waiting_on: Rank | None = None
+    kv_id: str = ""
+    is_hung: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +223,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecuteModel:
-    """One execute phase: the step, the previous stage's tensors when inline, and how to answer."""
+    """One execute phase: the step, the previous stage's tensors when inline, and how to answer.
+
+    deadline: seconds of COMPUTE after which the worker counts as hung; None: no limit.
+    """
 
     scheduler_output: SchedulerOutput
     intermediate_tensors: IntermediateTensors | None = None
     inline_reply: bool = False
+    deadline: float | None = None
 
 
 class WorkerApi(Protocol):
@@ -245,11 +294,22 @@ class WorkerApi(Protocol):
         """Run the sample phase, the plain form; last stage only."""
         ...
 
-    def submit_step(self, output: SchedulerOutput, *, sample: bool) -> "Future[ExecuteResult]":
+    def submit_step(
+        self, output: SchedulerOutput, *, sample: bool, deadline: float | None = None
+    ) -> "Future[ExecuteResult]":
         """Queue a step behind those already submitted, without waiting: the hot path.
 
         With `sample` the sample phase follows at once and the one result is a ModelRunnerOutput.
-        Steps run in the order of the calls; the future fails with the step's error.
+        Steps run in the order of the calls; the future fails with the step's error. `deadline`:
+        seconds of COMPUTE after which the worker counts as hung. A step submitted again, also while
+        the first one runs, is answered by the same result.
+        """
+        ...
+
+    def watch_status(self, *, interval: float) -> AsyncIterator[WorkerActivity]:
+        """What the worker is doing: at every change of state, and at least every interval seconds.
+
+        Raises WorkerLost when it is gone.
         """
         ...
 

@@ -19,6 +19,7 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import ServedModel
 from coordinator.engine.replica import Replica
+from coordinator.executors.launch import worker_fleet
 from coordinator.executors.topology import WorkerTopology
 from coordinator.shutdown import ShutdownRequest
 from coordinator.text.tokenizer import Tokenizer
@@ -41,7 +42,8 @@ async def run_coordinator(
 ) -> int:
     """Serve until a signal and return the exit code; `ready` is called when requests are accepted.
 
-    Raises the ServiceError that kept it from starting. A second signal ends the process at once.
+    Raises the ServiceError that kept it from starting, and Fenced when a worker obeys a newer
+    coordinator. A second signal ends the process at once.
     """
     shutdown = ShutdownRequest()
     shutdown.watch_signals()
@@ -67,7 +69,7 @@ class Coordinator:
         self._gate = EngineGate()
         self._model_name = config.model.served_model_name or config.model.model
         self._replica: Replica | None = None
-        self._loop_task: asyncio.Task[None] | None = None
+        self._replica_task: asyncio.Task[None] | None = None
         self.front = Front(
             config.serve,
             gate=self._gate,
@@ -84,7 +86,7 @@ class Coordinator:
         await self.front.start(self._tasks)
         try:
             await shutdown.interrupt(self._start())
-            if self._replica is not None and not shutdown.is_asked:
+            if not shutdown.is_asked:
                 self._announce(ready)
                 await shutdown.wait()
             await self._drain()
@@ -97,18 +99,23 @@ class Coordinator:
     def status(self) -> ClusterStatus:
         """The topology and its state now."""
         if self._replica is None:
-            return ClusterStatus(model=self._model_name)
+            return ClusterStatus(model=self._model_name, detail="reading the model's folder")
         return self._replica.status(self._model_name)
 
     async def _start(self) -> None:
         folder = await asyncio.to_thread(_find_model, self._config)
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
         self._model_name = self._config.model.served_model_name or folder.name
-        self._replica = await Replica.start(
-            self._config, folder, on_serving_changed=self._serving_changed
+        self._replica = Replica(
+            self._config,
+            folder,
+            fleet=worker_fleet(self._config),
+            clock=self._clock,
+            on_serving_changed=self._serving_changed,
         )
+        await self._replica.start()
         self._gate.open(self._engine(self._replica, folder, tokenizer))
-        self._loop_task = self._tasks.start("engine loop", self._replica.loop.run())
+        self._replica_task = self._tasks.start("replica", self._replica.run())
         await self._replica.loop.wait_until_serving()
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
@@ -146,12 +153,12 @@ class Coordinator:
             ready(serving)
 
     async def _drain(self) -> None:
-        if self._replica is None or self._loop_task is None:
+        if self._replica is None or self._replica_task is None:
             return
         logger.info("draining", extra={"open_requests": self._replica.loop.num_open})
-        await self._replica.loop.drain(self._config.serve.drain_timeout)
+        await self._replica.drain(self._config.serve.drain_timeout)
         # Its last steps must have been let go of before the workers are.
-        await asyncio.wait({self._loop_task})
+        await asyncio.wait({self._replica_task})
 
 
 def _find_model(config: CoordinatorConfig) -> ModelFolder:

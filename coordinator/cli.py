@@ -1,7 +1,7 @@
 """The command line `stepwire`: every command, its options and examples, and errors in one line.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `probe` has those of
-grpc_health_probe. Commands import what they need when they run, so that `probe` starts quickly;
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 a newer coordinator has taken the
+workers over; `probe` has those of grpc_health_probe. Commands import what they need when they run, so that `probe` starts quickly;
 `worker` and `model import` run `python -m worker_service`, so that torch is never imported here.
 """
 
@@ -17,7 +17,7 @@ import click
 
 from common.config import CoordinatorConfig, WorkerConfig
 from common.config_loader import cache_folder, environment, load_config
-from common.errors import ConfigError, ServiceError
+from common.errors import ConfigError, Fenced, ServiceError
 from common.model_folder import (
     BUNDLED_DTYPES,
     BUNDLED_MODELS,
@@ -25,13 +25,13 @@ from common.model_folder import (
     is_imported,
     resolve_model,
 )
-from coordinator.client_commands import generate, probe
+from coordinator.client_commands import generate, probe, status
 from coordinator.options import config_options
 
 if TYPE_CHECKING:
     from coordinator.app import Serving
 
-FAILED, WRONG_PROBE, WRONG_USAGE, INTERRUPTED = 1, 1, 2, 130
+FAILED, WRONG_PROBE, WRONG_USAGE, FENCED, INTERRUPTED = 1, 1, 2, 3, 130
 
 CACHE_OPTION = click.option(
     "--cache",
@@ -54,6 +54,8 @@ def run(arguments: list[str]) -> int:
         return _fail(f"{error.format_message()} See `{command} --help`.", _usage_exit(error))
     except ConfigError as error:
         return _fail(str(error), WRONG_USAGE)
+    except Fenced as error:
+        return _fail(str(error), FENCED)
     except (click.ClickException, ServiceError) as error:
         return _fail(str(error), FAILED)
     except BrokenPipeError:
@@ -175,6 +177,7 @@ def model_path(name: str, cache: Path | None) -> None:
 
 stepwire.add_command(generate)
 stepwire.add_command(probe)
+stepwire.add_command(status)
 
 
 def _coordinator_config(flags: dict[str, Any], *, default_executor: str) -> CoordinatorConfig:

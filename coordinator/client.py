@@ -21,13 +21,14 @@ from common.requests import FinishReason
 from common.rpc.client import client_options, connect, invoke
 from common.rpc.server import MAX_MESSAGE_BYTES
 from common.rpc.status import service_errors
-from coordinator.engine.cluster_status import ClusterStatus
+from coordinator.engine.cluster_status import ClusterStatus, LostGeneration
 from coordinator.engine.generation import (
     ChatTurn,
     PositionLogprobs,
     TextDelta,
     TokenLogprob,
 )
+from coordinator.executors.progress import ReplicaPhase
 from coordinator.executors.topology import WorkerTopology
 
 UNARY_TIMEOUT_SECONDS = 10.0
@@ -300,6 +301,18 @@ def _decode_status(response: cluster_pb2.StatusResponse) -> ClusterStatus:
         num_running=response.num_running,
         num_blocks=response.num_blocks,
         num_free_blocks=response.num_free_blocks,
+        phase=ReplicaPhase(response.phase),
+        detail=response.detail,
+        last_step_age=(
+            response.last_step_age_seconds if response.HasField("last_step_age_seconds") else None
+        ),
+        lost_generations=tuple(
+            LostGeneration(generation=lost.generation, cause=lost.cause, ended_at=lost.ended_at)
+            for lost in response.lost_generations
+        ),
+        num_invalid_steps=response.num_invalid_steps,
+        num_state_checks=response.num_state_checks,
+        num_state_drifts=response.num_state_drifts,
     )
 
 
@@ -313,4 +326,7 @@ def _decode_worker(worker: cluster_pb2.WorkerStatus) -> WorkerTopology:
         end_layer=worker.end_layer,
         parameter_bytes=worker.parameter_bytes,
         cause=worker.cause,
+        num_loads=worker.num_loads,
+        phase=worker.phase,
+        seconds_in_phase=worker.seconds_in_phase,
     )

@@ -1,4 +1,4 @@
-"""The commands that talk to a running server: `generate` and `probe`.
+"""The commands that talk to a running server: `generate`, `status` and `probe`.
 
 They import their clients when they run, since a probe must not pay for anything but a probe.
 """
@@ -74,6 +74,28 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     click.echo()
     if show_stats:
         click.echo(str(stats), err=True)
+
+
+@click.command()
+@click.option("--address", default="127.0.0.1:50050", show_default=True, help="HOST:PORT of gRPC.")
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
+def status(address: str, *, is_json: bool) -> None:
+    """Tell what a coordinator does: its workers, what it waits for, what it lost and why.
+
+    \b
+    Examples:
+      stepwire status
+      stepwire status --address 10.0.0.1:50050 --json
+    """
+    from coordinator.client import Client
+    from coordinator.status_report import status_json, status_lines
+
+    try:
+        with Client(address) as client:
+            state = client.status()
+    except Unavailable as error:
+        raise Unavailable(f"{address}: {error}; is a coordinator (stepwire up) there?") from error
+    click.echo(status_json(state) if is_json else "\n".join(status_lines(state)))
 
 
 def _conversation(question: str, system: str | None) -> "tuple[ChatTurn, ...]":

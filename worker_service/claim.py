@@ -1,32 +1,63 @@
-"""Which coordinator commands a worker: the highest epoch seen, and the generations it began.
+"""Which coordinator commands a worker: the highest epoch seen, and the newest generation it began.
 
-Written by the device thread alone; `epoch` and `generation` may be read from any thread.
+May be used from any thread. Never goes back: who lost the worker does not get it by a call that was
+admitted earlier and ends later.
 """
 
+from dataclasses import dataclass
+from threading import Lock
+
 from common.errors import Fenced
+from common.step import StepId
 from common.worker_api import Authority
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """The coordinator that commands, None for nobody, and its newest generation, 0 for none."""
+
+    authority: Authority | None = None
+    generation: int = 0
+
+    @property
+    def current(self) -> tuple[int, int]:
+        """Epoch and generation, to be compared lexicographically."""
+        return (self.authority.epoch if self.authority else 0), self.generation
+
+
 class Claim:
-    """Remembers the coordinator whose control call succeeded last with the highest epoch."""
+    """Remembers the coordinator of the highest epoch among those whose calls were admitted."""
 
     def __init__(self) -> None:
-        self._holder: Authority | None = None
-        self._generation = 0
+        self._lock = Lock()
+        self._held = _Held()
 
     @property
     def epoch(self) -> int:
         """Highest epoch seen, 0 when none."""
-        return self._holder.epoch if self._holder else 0
+        return self._held.current[0]
 
     @property
     def generation(self) -> int:
         """Highest generation begun in that epoch, 0 when none."""
-        return self._generation
+        return self._held.generation
+
+    def is_current(self, step_id: StepId) -> bool:
+        """Whether a step is of the newest generation."""
+        return (step_id.epoch, step_id.generation) == self._held.current
+
+    def is_past(self, step_id: StepId) -> bool:
+        """Whether a step is of a generation that a newer one has followed."""
+        return (step_id.epoch, step_id.generation) < self._held.current
+
+    def has_begun(self, authority: Authority) -> bool:
+        """Whether the newest generation is one that this coordinator began."""
+        held = self._held
+        return held.authority == authority and held.generation > 0
 
     def check(self, authority: Authority) -> None:
         """Raise Fenced for a lower epoch, and for another coordinator of the same epoch."""
-        holder = self._holder
+        holder = self._held.authority
         if holder is None or authority.epoch > holder.epoch or authority == holder:
             return
         raise Fenced(
@@ -35,15 +66,23 @@ class Claim:
         )
 
     def take(self, authority: Authority) -> None:
-        """Give the worker to a coordinator that passed `check`; its generations count from 0."""
-        if authority != self._holder:
-            self._holder, self._generation = authority, 0
+        """Give the worker to a coordinator, whose generations count from 0; raises like `check`."""
+        with self._lock:
+            self.check(authority)
+            if authority != self._held.authority:
+                self._held = _Held(authority=authority)
 
-    def check_generation(self, authority: Authority, generation: int) -> None:
-        """Raise Fenced unless the generation is newer than every one of this coordinator."""
-        if authority == self._holder and generation <= self._generation:
-            raise Fenced(f"generation {generation} is not newer than generation {self._generation}")
+    def begin(self, authority: Authority, generation: int) -> None:
+        """Give the worker to a coordinator and its next generation.
 
-    def begin(self, generation: int) -> None:
-        """Note the generation that begins."""
-        self._generation = generation
+        Raises like `check`, and Fenced unless the generation is newer than every one of this
+        coordinator; then nothing has changed.
+        """
+        with self._lock:
+            self.check(authority)
+            held = self._held
+            if authority == held.authority and generation <= held.generation:
+                raise Fenced(
+                    f"generation {generation} is not newer than generation {held.generation}"
+                )
+            self._held = _Held(authority=authority, generation=generation)

@@ -1,4 +1,4 @@
-"""Everything the device thread owns: lifecycle, claim, model runner and the generation's steps.
+"""Everything the device thread owns: model runner, KV cache and the generation's steps.
 
 Its methods are the calls of `WorkerApi` without await: they block, and run on the device thread in
 the order they were made. What is said to be safe from any thread reads one value.
@@ -6,18 +6,19 @@ the order they were made. What is said to be safe from any thread reads one valu
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from uuid import uuid4
 
 import torch
 
+from common.channels.cancel import CancelToken
 from common.channels.channel import TensorChannels
 from common.clock import Clock
 from common.config import WorkerConfig
 from common.config_loader import cache_folder
-from common.errors import Fenced, InvalidRequest
+from common.errors import Fenced
 from common.logs import bind_log_context, get_logger
 from common.model_folder import resolve_model
 from common.step import ExecuteResult, ModelRunnerOutput, StepId
@@ -25,8 +26,10 @@ from common.worker_api import (
     PROTOCOL_VERSION,
     Authority,
     BeginGeneration,
+    DevicePhase,
     ExecuteModel,
     GenerationReport,
+    HeldStage,
     KVCacheReport,
     KVCacheSpec,
     LoadModel,
@@ -34,44 +37,36 @@ from common.worker_api import (
     MemoryBudget,
     MemoryReport,
     Peer,
+    WorkerActivity,
     WorkerInfo,
 )
 from worker_service.claim import Claim
 from worker_service.device import Device, bind
+from worker_service.gate import Gate
+from worker_service.generation import Generation, check_place, join_generation
 from worker_service.lifecycle import Call, Lifecycle, State
+from worker_service.phase_board import PhaseBoard
 from worker_service.runner.model_runner import ModelRunner
-from worker_service.stage_links import StageLinks
-from worker_service.step_executor import StepExecutor
-from worker_service.step_guard import StepGuard
 
 logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LoadedModel:
-    """A runner with parameters, and what it was told to load."""
+    """A runner with parameters, and what is told of it."""
 
     runner: ModelRunner
-    request: LoadModel
-    report: LoadReport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Generation:
-    """The generation this rank is a member of."""
-
-    number: int
-    links: StageLinks
-    steps: StepExecutor
+    held: HeldStage
 
 
 class DeviceSession:
     """One rank as the device thread sees it.
 
     Every call is checked before anything happens: Fenced when another coordinator commands,
-    WrongState when the lifecycle does not allow it. A call that fails leaves the state as it was.
-    `on_state` is called on the device thread after each change of state; `make_runner` takes what
-    ModelRunner takes.
+    WrongState when the lifecycle does not allow it. A call that fails leaves the state as it was,
+    but for a model that was dropped to load another one.
+    `on_state` is called on the device thread after each change of state, `on_over` on the event
+    loop when a generation is over; `make_runner` takes what ModelRunner takes.
     """
 
     def __init__(
@@ -82,9 +77,11 @@ class DeviceSession:
         *,
         clock: Clock,
         on_state: Callable[[State], None],
+        on_over: Callable[[str], None],
         make_runner: Callable[..., ModelRunner] = ModelRunner,
     ) -> None:
         self.incarnation = uuid4().hex
+        self.board = PhaseBoard(clock)
         self._config = config
         self._device = device
         self._channels = channels
@@ -93,9 +90,15 @@ class DeviceSession:
         self._make_runner = make_runner
         self._lifecycle = Lifecycle()
         self._claim = Claim()
+        self.gate = Gate(self._claim, self._lifecycle, on_over=on_over)
         self._model: _LoadedModel | None = None
-        self._kv_id = ""
-        self._generation: _Generation | None = None
+        self._num_loads = 0
+        self._generation: Generation | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the coordinator that commands, 0 for none; safe from any thread."""
+        return self._claim.epoch
 
     def describe(self) -> WorkerInfo:
         """Say what the process is; safe from any thread."""
@@ -112,7 +115,31 @@ class DeviceSession:
             epoch=self._claim.epoch,
             generation=self._claim.generation,
             num_threads=self._config.threads or torch.get_num_threads(),
+            held_stage=self._held,
+            num_loads=self._num_loads,
         )
+
+    def activity(self) -> WorkerActivity:
+        """Say what the device thread is doing; safe from any thread."""
+        doing, now = self.board.activity, self._clock.monotonic()
+        held = self._held
+        return WorkerActivity(
+            state=self._lifecycle.state.value,
+            epoch=self._claim.epoch,
+            generation=self._claim.generation,
+            step=doing.step,
+            phase=doing.phase,
+            seconds_in_phase=now - doing.since,
+            waiting_on=doing.waiting_on,
+            kv_id=held.kv_id if held else "",
+            is_hung=doing.is_hung(now),
+        )
+
+    def check_place(self, request: BeginGeneration) -> None:
+        """Raise InvalidRequest where a generation would be joined at another place; any thread."""
+        held = self._held
+        if held is not None and self._lifecycle.state.is_warm:
+            check_place(request, held.request)
 
     def init_device(self, authority: Authority) -> str:
         """Bind the device to this thread."""
@@ -121,15 +148,18 @@ class DeviceSession:
         return self._device.name
 
     def load_model(self, authority: Authority, request: LoadModel) -> LoadReport:
-        """Read this stage's parameters."""
-        with self._control(Call.LOAD_MODEL, authority):
+        """Read this stage's parameters, in place of those held."""
+        with self._control(Call.LOAD_MODEL, authority), self._compiling():
             bind_log_context(rank=str(request.rank))
             folder = resolve_model(self._config.model or request.model, cache=cache_folder())
+            self._drop_model()
             runner = self._make_runner(
                 device=self._device.torch_device, folder=folder, request=request
             )
             report = runner.load_model()
-            self._model = _LoadedModel(runner=runner, request=request, report=report)
+            self._num_loads += 1
+            held = HeldStage(request=request, report=report)
+            self._model = _LoadedModel(runner=runner, held=held)
         logger.info("model loaded", extra={"folder": str(folder), **asdict(report)})
         return report
 
@@ -137,7 +167,7 @@ class DeviceSession:
         self, authority: Authority, budget: MemoryBudget
     ) -> MemoryReport:
         """Run the largest step once and say what is left for the KV cache."""
-        with self._control(Call.DETERMINE_AVAILABLE_MEMORY, authority):
+        with self._control(Call.DETERMINE_AVAILABLE_MEMORY, authority), self._compiling():
             return self._loaded.runner.profile_run(budget)
 
     def get_kv_cache_spec(self, authority: Authority) -> KVCacheSpec:
@@ -147,32 +177,40 @@ class DeviceSession:
 
     def initialize_kv_cache(self, authority: Authority, num_blocks: int) -> KVCacheReport:
         """Allocate the KV cache."""
-        with self._control(Call.INITIALIZE_KV_CACHE, authority):
-            num_bytes = self._loaded.runner.initialize_kv_cache(num_blocks)
-            self._kv_id = uuid4().hex
-        return KVCacheReport(kv_id=self._kv_id, kv_cache_bytes=num_bytes)
+        with self._control(Call.INITIALIZE_KV_CACHE, authority), self._compiling():
+            loaded, kv_id = self._loaded, uuid4().hex
+            num_bytes = loaded.runner.initialize_kv_cache(num_blocks)
+            held = replace(loaded.held, num_blocks=num_blocks, kv_id=kv_id)
+            self._model = replace(loaded, held=held)
+        return KVCacheReport(kv_id=kv_id, kv_cache_bytes=num_bytes)
 
     def compile_or_warm_up(self, authority: Authority) -> float:
         """Run representative steps and return the seconds they took."""
-        with self._control(Call.COMPILE_OR_WARM_UP, authority):
+        with self._control(Call.COMPILE_OR_WARM_UP, authority), self._compiling():
             seconds = self._loaded.runner.warm_up()
             # A full collection over torch and the model takes as long as several steps.
             gc.collect()
             gc.freeze()
         return seconds
 
-    def begin_generation(self, authority: Authority, request: BeginGeneration) -> GenerationReport:
-        """Forget all request state and join a generation."""
+    def begin_generation(
+        self, authority: Authority, request: BeginGeneration, token: CancelToken
+    ) -> GenerationReport:
+        """Forget all request state and, when warm, join the generation that `gate` gave the token.
+
+        Raises Cancelled when that generation is over before it began.
+        """
         with self._control(Call.BEGIN_GENERATION, authority):
-            self._claim.check_generation(authority, request.generation)
-            self._check_place(request)
-            self._loaded.runner.forget_requests()
-            self._generation = self._join(authority, request)
-        self._claim.begin(request.generation)
+            token.raise_if_cancelled()
+            self.check_place(request)
+            self._leave_generation()
+            if self._lifecycle.state.is_warm:
+                self._generation = self._join(authority, request, token)
+        held = self._held
         return GenerationReport(
             incarnation=self.incarnation,
-            kv_id=self._kv_id,
-            weights_digest=self._loaded.report.weights_digest,
+            kv_id=held.kv_id if held else "",
+            weights_digest=held.report.weights_digest if held else "",
         )
 
     def connect_peers(self, authority: Authority, generation: int, peers: tuple[Peer, ...]) -> None:
@@ -183,40 +221,23 @@ class DeviceSession:
     def end_generation(self, authority: Authority, generation: int) -> None:
         """Release the worker from its group."""
         with self._control(Call.END_GENERATION, authority):
-            self._member(generation).links.close()
-            self._generation = None
-            self._loaded.runner.forget_requests()
+            self._member(generation)
+            self._leave_generation()
 
     def execute(self, request: ExecuteModel) -> ExecuteResult:
         """Run the execute phase of a step."""
         self._lifecycle.check(Call.EXECUTE_MODEL)
-        return self._joined.steps.execute(request)
+        return self._joined.execute(request)
 
     def execute_and_sample(self, request: ExecuteModel) -> ExecuteResult:
         """Run the execute phase and, where it is due, the sample phase."""
         self._lifecycle.check(Call.EXECUTE_MODEL)
-        return self._joined.steps.execute_and_sample(request)
+        return self._joined.execute_and_sample(request)
 
     def sample(self, step_id: StepId) -> ModelRunnerOutput:
         """Run the sample phase of a step."""
         self._lifecycle.check(Call.SAMPLE_TOKENS)
-        return self._joined.steps.sample(step_id)
-
-    def release_waits(self, authority: Authority, generation: int) -> None:
-        """Cancel what the device thread waits for in a generation that is to end; safe from any thread.
-
-        Raises Fenced for a coordinator that does not command this worker.
-        """
-        self._claim.check(authority)
-        joined = self._generation
-        if joined is not None and joined.number == generation:
-            joined.links.cancel_waits("the coordinator ended the generation")
-
-    def cancel_waits(self, reason: str) -> None:
-        """Cancel what the device thread waits for, if anything; safe from any thread."""
-        generation = self._generation
-        if generation is not None:
-            generation.links.cancel_waits(reason)
+        return self._joined.sample(step_id)
 
     def shut_down(self) -> None:
         """Let go of the model, the device memory and the channels; every later call is refused."""
@@ -229,48 +250,52 @@ class DeviceSession:
     @contextmanager
     def _control(self, call: Call, authority: Authority) -> Iterator[None]:
         """Admit a control call, and enter the next state once its body has succeeded."""
-        self._claim.check(authority)
-        self._lifecycle.check(call)
-        before = self._lifecycle.state
-        yield
-        self._lifecycle.advance(call)
+        self.gate.check(authority, call)
         self._claim.take(authority)
-        if self._lifecycle.state is not before:
-            logger.info("worker state", extra={"state": self._lifecycle.state.value})
-            self._on_state(self._lifecycle.state)
+        before = self._lifecycle.state
+        try:
+            yield
+            self._lifecycle.advance(call)
+        finally:
+            if self._lifecycle.state is not before:
+                logger.info("worker state", extra={"state": self._lifecycle.state.value})
+                self._on_state(self._lifecycle.state)
 
-    def _check_place(self, request: BeginGeneration) -> None:
-        loaded = self._loaded.request
-        if (request.rank, request.layout) != (loaded.rank, loaded.layout):
-            raise InvalidRequest(
-                f"this worker holds the parameters of {loaded.rank} of {loaded.layout.num_stages}, "
-                f"not those of {request.rank} of {request.layout.num_stages}",
-                param="rank",
-            )
+    def _compiling(self) -> AbstractContextManager[None]:
+        return self.board.during(DevicePhase.COMPILING)
 
-    def _join(self, authority: Authority, request: BeginGeneration) -> _Generation:
-        self._channels.begin(
+    def _drop_model(self) -> None:
+        """Let go of parameters and cache: those of two models need not fit side by side."""
+        if self._model is None:
+            return
+        self._leave_generation()
+        self._model = None
+        self._lifecycle.advance(Call.DROP_MODEL)
+        gc.unfreeze()
+        gc.collect()
+
+    def _join(
+        self, authority: Authority, request: BeginGeneration, token: CancelToken
+    ) -> Generation:
+        return join_generation(
+            request,
             epoch=authority.epoch,
-            generation=request.generation,
-            rank=request.rank,
-            capacity=request.max_steps_in_flight,
-        )
-        links = StageLinks(
-            self._channels,
-            rank=request.rank,
-            layout=request.layout,
+            token=token,
+            runner=self._loaded.runner,
+            channels=self._channels,
             device=self._device.torch_device,
             clock=self._clock,
+            board=self.board,
         )
-        steps = StepExecutor(
-            self._loaded.runner,
-            StepGuard(epoch=authority.epoch, generation=request.generation),
-            links,
-            clock=self._clock,
-        )
-        return _Generation(number=request.generation, links=links, steps=steps)
 
-    def _member(self, generation: int) -> _Generation:
+    def _leave_generation(self) -> None:
+        """Close the links of a generation that is over, and forget its requests."""
+        if self._generation is not None:
+            self._generation.links.close()
+            self._generation = None
+            self._loaded.runner.forget_requests()
+
+    def _member(self, generation: int) -> Generation:
         """The generation of that number; raises Fenced when this rank is in another or in none."""
         joined = self._generation
         if joined is None or joined.number != generation:
@@ -279,7 +304,12 @@ class DeviceSession:
         return joined
 
     @property
-    def _joined(self) -> _Generation:
+    def _held(self) -> HeldStage | None:
+        model = self._model
+        return None if model is None else model.held
+
+    @property
+    def _joined(self) -> Generation:
         assert self._generation is not None, "the lifecycle allows steps only in a generation"
         return self._generation
 

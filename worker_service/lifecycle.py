@@ -26,12 +26,18 @@ class State(Enum):
         """Whether a coordinator counts on this worker."""
         return self in (State.JOINED, State.SERVING)
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether a generation can be joined: parameters and cache stand."""
+        return self is State.WARM or self.is_in_generation
+
 
 class Call(Enum):
-    """What may be asked of a worker."""
+    """What may be asked of a worker, and what it does on its own on the way."""
 
     INIT_DEVICE = "init_device"
     LOAD_MODEL = "load_model"
+    DROP_MODEL = "drop_model"
     DETERMINE_AVAILABLE_MEMORY = "determine_available_memory"
     GET_KV_CACHE_SPEC = "get_kv_cache_spec"
     INITIALIZE_KV_CACHE = "initialize_kv_cache"
@@ -44,14 +50,28 @@ class Call(Enum):
     SHUTDOWN = "shutdown"
 
 
+WITH_DEVICE = (
+    State.DEVICE_READY,
+    State.MODEL_LOADED,
+    State.CACHE_READY,
+    State.WARM,
+    State.JOINED,
+    State.SERVING,
+)
+"""The states after InitDevice, in which a coordinator may start anew."""
+
 NEXT: dict[tuple[State, Call], State] = {
     (State.CREATED, Call.INIT_DEVICE): State.DEVICE_READY,
-    (State.DEVICE_READY, Call.LOAD_MODEL): State.MODEL_LOADED,
+    **{(state, Call.LOAD_MODEL): State.MODEL_LOADED for state in WITH_DEVICE},
+    **{(state, Call.DROP_MODEL): State.DEVICE_READY for state in WITH_DEVICE},
     (State.MODEL_LOADED, Call.DETERMINE_AVAILABLE_MEMORY): State.MODEL_LOADED,
     (State.MODEL_LOADED, Call.GET_KV_CACHE_SPEC): State.MODEL_LOADED,
     (State.MODEL_LOADED, Call.INITIALIZE_KV_CACHE): State.CACHE_READY,
     (State.CACHE_READY, Call.COMPILE_OR_WARM_UP): State.WARM,
-    (State.WARM, Call.BEGIN_GENERATION): State.JOINED,
+    **{
+        (state, Call.BEGIN_GENERATION): State.JOINED if state.is_warm else state
+        for state in WITH_DEVICE
+    },
     (State.JOINED, Call.CONNECT_PEERS): State.SERVING,
     (State.SERVING, Call.EXECUTE_MODEL): State.SERVING,
     (State.SERVING, Call.SAMPLE_TOKENS): State.SERVING,

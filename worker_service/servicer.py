@@ -1,5 +1,7 @@
 """gRPC service Worker: decode, call the worker, encode. Errors become statuses in the interceptor."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from stepwire.v1 import worker_pb2 as pb
@@ -17,6 +19,7 @@ from common.codecs.worker_codec import (
     decode_load_model,
     decode_memory_budget,
     decode_peers,
+    encode_activity,
     encode_generation_report,
     encode_kv_cache_report,
     encode_kv_cache_spec,
@@ -24,8 +27,11 @@ from common.codecs.worker_codec import (
     encode_memory_report,
     encode_worker_info,
 )
-from worker_service.step_stream import StepStream
+from worker_service.step_stream import OpenStreams, StepStream
 from worker_service.worker import Worker
+
+# Seconds between two messages of WatchStatus when the client asks for no other interval.
+WATCH_INTERVAL_SECONDS = 0.25
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -33,6 +39,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._streams = OpenStreams()
+        worker.on_generation_over(self._streams.end_all)
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         """Say what the process is."""
@@ -130,4 +138,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def RunSteps(self, request_iterator: Any, context: Any) -> None:
         """Run phases as they arrive and answer in order, until the client closes the stream."""
-        await StepStream(self._worker, context).serve()
+        await StepStream(self._worker, context, self._streams).serve()
+
+    async def WatchStatus(
+        self, request: pb.WatchStatusRequest, context: Any
+    ) -> AsyncGenerator[pb.WatchStatusResponse]:
+        """Tell what the worker is doing, until the client leaves."""
+        interval = request.interval_ms / 1000 or WATCH_INTERVAL_SECONDS
+        async with aclosing(self._worker.watch_status(interval=interval)) as activities:
+            async for activity in activities:
+                yield encode_activity(activity)

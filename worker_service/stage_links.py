@@ -5,6 +5,7 @@ it takes the generation's cancel token. Knows nothing of steps but their keys.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from common.clock import Clock
 from common.errors import InvalidRequest, WrongState
 from common.step import IntermediateTensors, StepKey
 from common.tensors import WireTensor
-from common.worker_api import Layout, Peer, Rank
+from common.worker_api import DevicePhase, Layout, Peer, Rank
+from worker_service.phase_board import PhaseBoard
 from worker_service.runner.stage_tensors import from_wire
 
 # Longer than any step may take: a previous stage that is lost ends the generation, and that cancels
@@ -49,7 +51,7 @@ class TimedInputs:
 
 
 class StageLinks:
-    """What a rank sends to and receives from, from BeginGeneration to EndGeneration."""
+    """What a rank sends to and receives from in one generation, whose token ends every wait."""
 
     def __init__(
         self,
@@ -57,15 +59,20 @@ class StageLinks:
         *,
         rank: Rank,
         layout: Layout,
+        token: CancelToken,
         device: torch.device,
         clock: Clock,
+        board: PhaseBoard,
     ) -> None:
         self._channels = channels
-        self._rank = rank
         self._layout = layout
+        self._rank = rank
+        self._previous_rank = replace(rank, stage=rank.stage - 1)
+        self._next_rank = replace(rank, stage=rank.stage + 1)
+        self._token = token
         self._device = device
         self._clock = clock
-        self._cancel = CancelToken()
+        self._board = board
         self._receiver: TensorReceiver = channels.receiver()
         self._next: TensorSender | None = None
 
@@ -73,43 +80,32 @@ class StageLinks:
         """Open the link to the next stage; raises InvalidRequest when no peer stands there."""
         if self._rank.stage == self._layout.num_stages - 1:
             return
-        wanted = Rank(
-            replica=self._rank.replica,
-            stage=self._rank.stage + 1,
-            tensor_parallel=self._rank.tensor_parallel,
-        )
         for peer in peers:
-            if peer.rank == wanted:
+            if peer.rank == self._next_rank:
                 self._next = self._channels.connect(peer)
                 return
-        raise InvalidRequest(f"no peer at {wanted}, which this rank sends to", param="peers")
+        raise InvalidRequest(
+            f"no peer at {self._next_rank}, which this rank sends to", param="peers"
+        )
 
     def inputs(self, key: StepKey, inline: IntermediateTensors | None) -> TimedInputs:
         """The previous stage's tensors of a step: those that came with the call, or the channel's."""
         if inline is not None and inline.inline is not None:
             tensors = inline.inline
             return TimedInputs(lambda: tensors, device=self._device, clock=self._clock)
-        return TimedInputs(
-            lambda: self._receiver.receive(key, cancel=self._cancel, timeout=INPUT_TIMEOUT_SECONDS),
-            device=self._device,
-            clock=self._clock,
-        )
+        return TimedInputs(lambda: self._receive(key), device=self._device, clock=self._clock)
 
     def send(self, key: StepKey, tensors: tuple[WireTensor, ...]) -> None:
         """Send a step's tensors to the next stage; they are never written again."""
         if self._next is None:
             raise WrongState("this rank has no link to a next stage")
-        self._next.send(key, tensors)
-
-    def cancel_waits(self, reason: str) -> None:
-        """End the wait for the previous stage, now and later; may be called from any thread."""
-        self._cancel.cancel(reason)
-
-    def raise_if_cancelled(self) -> None:
-        """Raise Cancelled once `cancel_waits` was called."""
-        self._cancel.raise_if_cancelled()
+        with self._board.during(DevicePhase.SENDING, waiting_on=self._next_rank):
+            self._next.send(key, tensors)
 
     def close(self) -> None:
-        """Leave the generation: waits are cancelled and links closed."""
-        self._cancel.cancel("the generation ended")
+        """Leave the generation: the links are closed."""
         self._channels.end()
+
+    def _receive(self, key: StepKey) -> tuple[WireTensor, ...]:
+        with self._board.during(DevicePhase.WAIT_INPUT, waiting_on=self._previous_rank):
+            return self._receiver.receive(key, cancel=self._token, timeout=INPUT_TIMEOUT_SECONDS)

@@ -25,6 +25,7 @@ from common.step import (
     StepTimings,
 )
 from common.worker_api import ExecuteModel
+from worker_service.phase_board import PhaseBoard
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.runner.stage_tensors import to_wire
 from worker_service.stage_links import StageLinks, TimedInputs
@@ -37,12 +38,20 @@ class StepExecutor:
     """Runs the steps of one generation in the order they are given."""
 
     def __init__(
-        self, runner: ModelRunner, guard: StepGuard, links: StageLinks, *, clock: Clock
+        self,
+        runner: ModelRunner,
+        guard: StepGuard,
+        links: StageLinks,
+        *,
+        clock: Clock,
+        board: PhaseBoard,
     ) -> None:
         self._runner = runner
         self._guard = guard
         self._links = links
         self._clock = clock
+        self._board = board
+        self._deadline: float | None = None
         self._forward_timings = StepTimings()
 
     def execute(self, request: ExecuteModel) -> ExecuteResult:
@@ -57,18 +66,17 @@ class StepExecutor:
         _check_inline(request)
         self._runner.validate(output)
         inputs = self._links.inputs(key, request.intermediate_tensors)
-        with self._ending_generation_on_failure(key):
-            # Steps queued before the generation ended would only delay whoever waits for its end.
-            self._links.raise_if_cancelled()
+        self._deadline = request.deadline
+        with self._running(key):
             result = self._run_forward(output, inputs)
             self._guard.executed(output.step_id, is_sample_due=result is None)
-            return self._answer(key, result, inline_reply=request.inline_reply)
+            return self._answer(key, result, request)
 
     def sample(self, step_id: StepId) -> ModelRunnerOutput:
         """Run the sample phase that is due; raises like `execute`."""
         self._guard.check_sample(step_id)
         key = StepKey(step_id=step_id, phase=Phase.SAMPLE)
-        with self._ending_generation_on_failure(key):
+        with self._running(key):
             started_ns = self._clock.monotonic_ns()
             sampled = self._runner.sample_tokens(step_id)
             self._guard.sampled()
@@ -103,8 +111,7 @@ class StepExecutor:
         self,
         key: StepKey,
         result: dict[str, Tensor] | ModelRunnerOutput | None,
-        *,
-        inline_reply: bool,
+        request: ExecuteModel,
     ) -> ExecuteResult:
         if result is None:
             return ExecutePending(key=key)
@@ -113,19 +120,24 @@ class StepExecutor:
         # Copies from a GPU wait for the forward pass, so COMPUTE ends after them.
         tensors = to_wire(result)
         timings = replace(self._forward_timings, compute_end_ns=self._clock.monotonic_ns())
-        if not inline_reply:
+        if not request.inline_reply:
             self._links.send(key, tensors)
+        digests = self._runner.digests(wanted=request.scheduler_output.want_state_digest)
         return IntermediateTensors(
             key=key,
             descriptors=tuple(tensor.descriptor for tensor in tensors),
-            inline=tensors if inline_reply else None,
+            inline=tensors if request.inline_reply else None,
             timings=timings,
+            state_digest=digests.state,
+            kv_digest=digests.kv,
         )
 
     @contextmanager
-    def _ending_generation_on_failure(self, key: StepKey) -> Iterator[None]:
+    def _running(self, key: StepKey) -> Iterator[None]:
+        """Show the body as COMPUTE, and end the generation when it fails."""
         try:
-            yield
+            with self._board.computing(key.step_id, deadline=self._deadline):
+                yield
         except StepRefused:
             raise
         except Exception as error:

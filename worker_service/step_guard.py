@@ -24,18 +24,17 @@ class StepGuard:
         """Raise unless this step's execute phase is what comes next.
 
         Fenced for another epoch or generation; StepFailed once a step of this generation failed;
-        WrongOrder while a sample phase is due; StaleStep for one already applied; NeedResync when it
+        StaleStep for one that is over; WrongOrder while a sample phase is due; NeedResync when it
         was planned on another step than the last one applied; InvalidStep when it leaves a gap.
         """
         step_id = output.step_id
         self._check_open(step_id)
+        self._check_stale(step_id)
         if self._sample_due is not None:
             raise WrongOrder(
                 f"step {step_id.step} was sent while the sample phase of step "
                 f"{self._sample_due.step} is due"
             )
-        if step_id.step <= self._last_step:
-            raise StaleStep(f"step {step_id.step} is over; the last one was {self._last_step}")
         if output.base_step != self._last_step:
             raise NeedResync(
                 f"step {step_id.step} was planned on step {output.base_step}, "
@@ -45,8 +44,9 @@ class StepGuard:
             raise InvalidStep(f"step {step_id.step} leaves a gap after step {self._last_step}")
 
     def check_sample(self, step_id: StepId) -> None:
-        """Raise unless this step's sample phase is due: Fenced, StepFailed or WrongOrder."""
+        """Raise unless this step's sample phase is due: Fenced, StepFailed, StaleStep or WrongOrder."""
         self._check_open(step_id)
+        self._check_stale(step_id)
         if self._sample_due != step_id:
             due = "none is" if self._sample_due is None else f"that of {self._sample_due.step} is"
             raise WrongOrder(f"the sample phase of step {step_id.step} is not due, {due}")
@@ -63,6 +63,14 @@ class StepGuard:
     def fail(self, failure: StepFailed) -> None:
         """Refuse every further step of this generation with the failure of an earlier one."""
         self._failure = failure
+
+    def _check_stale(self, step_id: StepId) -> None:
+        is_due = step_id == self._sample_due
+        if step_id.step <= self._last_step and not is_due:
+            raise StaleStep(
+                f"step {step_id.step} is over and its answer no longer kept; "
+                f"the last one was {self._last_step}"
+            )
 
     def _check_open(self, step_id: StepId) -> None:
         if (step_id.epoch, step_id.generation) != (self._epoch, self._generation):

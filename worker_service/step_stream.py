@@ -1,9 +1,11 @@
-"""One RunSteps stream: phases are queued on the worker as they arrive and answered in their order.
+"""RunSteps streams: phases are queued on the worker as they arrive and answered in their order.
 
 A phase is queued without waiting for the answer to the one before it, so the device goes from step
-to step without a round trip. The end of a stream releases nothing: steps already queued still run.
+to step without a round trip. The end of a stream releases nothing: steps already queued still run,
+and their answers are given to whoever sends the steps again.
 """
 
+import asyncio
 from asyncio import Future, Queue, TaskGroup, get_running_loop
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,7 @@ from common.codecs.stream_codec import (
     decode_sample_tokens,
     encode_stream_answer,
 )
-from common.errors import InvalidStep, ServiceError, StepFailed
+from common.errors import Fenced, InvalidStep, ServiceError, StepFailed
 from common.logs import get_logger
 from common.step import Phase, StepId, StepKey
 from worker_service.worker import Worker
@@ -35,32 +37,82 @@ class _Submitted:
     result: "Future[Any]"
 
 
+class OpenStreams:
+    """The open step streams of one worker: the newest that carries its generation's steps wins."""
+
+    def __init__(self) -> None:
+        self._streams: set[StepStream] = set()
+        self._current: StepStream | None = None
+
+    def add(self, stream: "StepStream") -> None:
+        """Note a stream that opened."""
+        self._streams.add(stream)
+
+    def discard(self, stream: "StepStream") -> None:
+        """Forget a stream that is over."""
+        self._streams.discard(stream)
+        if self._current is stream:
+            self._current = None
+
+    def take_over(self, stream: "StepStream") -> None:
+        """Make a stream the current one; the one that was ends."""
+        older, self._current = self._current, stream
+        if older is not None and older is not stream:
+            older.end("a newer step stream took over")
+
+    def end_all(self, reason: str) -> None:
+        """End every stream that is open now."""
+        for stream in self._streams:
+            stream.end(reason)
+
+
 class StepStream:
     """Serves the items of one stream on one worker; `context` is the RPC's read/write context."""
 
-    def __init__(self, worker: Worker, context: Any) -> None:
+    def __init__(self, worker: Worker, context: Any, streams: OpenStreams) -> None:
         self._worker = worker
         self._context = context
+        self._streams = streams
         self._submitted: Queue[_Submitted | None] = Queue(MAX_UNANSWERED)
+        self._end: Future[str] = get_running_loop().create_future()
+
+    def end(self, reason: str) -> None:
+        """Make `serve` raise Fenced with the reason; only the first one counts."""
+        if not self._end.done():
+            self._end.set_result(reason)
 
     async def serve(self) -> None:
         """Read and answer until the client has closed its side and everything is answered.
 
-        A client that is gone cancels the RPC, and with it this call; what it left unanswered is
-        dropped without a word.
+        Raises Fenced when the stream was ended. A client that is gone cancels the RPC, and with it
+        this call. What is left unanswered is dropped without a word.
         """
+        self._streams.add(self)
+        serving = asyncio.create_task(self._serve(), name="step stream")
         try:
-            async with TaskGroup() as tasks:
-                tasks.create_task(self._read(), name="step stream reader")
-                tasks.create_task(self._answer(), name="step stream writer")
+            await asyncio.wait({serving, self._end}, return_when=asyncio.FIRST_COMPLETED)
+            if self._end.done():
+                raise Fenced(self._end.result())
+            await serving
         finally:
-            while not self._submitted.empty():
-                left = self._submitted.get_nowait()
-                if left is not None:
-                    _drop(left.result)
+            self._streams.discard(self)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            self._drop_unanswered()
+
+    async def _serve(self) -> None:
+        async with TaskGroup() as tasks:
+            tasks.create_task(self._read(), name="step stream reader")
+            tasks.create_task(self._answer(), name="step stream writer")
+
+    def _drop_unanswered(self) -> None:
+        while not self._submitted.empty():
+            left = self._submitted.get_nowait()
+            if left is not None:
+                _drop(left.result)
 
     async def _read(self) -> None:
-        while (item := await self._context.read()) is not EOF:
+        while (item := await self._context.read()) is not EOF and not self._end.done():
             await self._submitted.put(self._submit(item))
         await self._submitted.put(None)
 
@@ -71,6 +123,8 @@ class StepStream:
     def _submit(self, item: worker_pb2.RunStepsRequest) -> _Submitted:
         """Queue an item on the worker; a malformed one gets its error as the result."""
         key = _key_of(item)
+        if self._worker.is_current(key.step_id):
+            self._streams.take_over(self)
         try:
             result = self._queue(item)
         except ServiceError as error:

@@ -3,15 +3,16 @@
 Runs inside the worker process behind the servicer, and inside the coordinator for `uniproc`.
 """
 
-from asyncio import Future, get_running_loop
-from collections.abc import Callable
+from asyncio import Event, Future, get_running_loop, wait_for
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from common.channels.channel import TensorChannels
 from common.clock import Clock, SystemClock
 from common.config import WorkerConfig
-from common.errors import WorkerLost
+from common.errors import ServiceError, WorkerLost
 from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import (
     Authority,
@@ -25,13 +26,18 @@ from common.worker_api import (
     MemoryBudget,
     MemoryReport,
     Peer,
+    WorkerActivity,
     WorkerInfo,
 )
 from worker_service.device import find_device
 from worker_service.device_session import DeviceSession
 from worker_service.device_thread import DeviceThread
-from worker_service.lifecycle import State
+from worker_service.lifecycle import Call, State
+from worker_service.phase_board import PhaseBoard
+from worker_service.reply_cache import ReplyCache
 from worker_service.runner.model_runner import ModelRunner
+
+Answer = TypeVar("Answer")
 
 
 def _ignore_state(state: State) -> None:
@@ -56,16 +62,22 @@ class Worker:
     ) -> None:
         self.address = ""
         self._loop = get_running_loop()
+        self._on_state = on_state
         self._lost_cause: str | None = None
         self._lost_callbacks: list[Callable[[str], None]] = []
+        self._over_callbacks: list[Callable[[str], None]] = []
+        self._watchers: set[Event] = set()
+        self._replies = ReplyCache()
         self._session = DeviceSession(
             config,
             find_device(config.device),
             channels,
             clock=clock or SystemClock(),
-            on_state=lambda state: self._call_on_loop(on_state, state),
+            on_state=lambda state: self._call_on_loop(self._report_state, state),
+            on_over=self._report_over,
             make_runner=make_runner,
         )
+        self._gate = self._session.gate
         self._thread = DeviceThread(
             on_death=lambda cause: self._call_on_loop(self._report_lost, cause)
         )
@@ -75,16 +87,42 @@ class Worker:
         """Random id of this worker."""
         return self._session.incarnation
 
+    @property
+    def epoch(self) -> int:
+        """Epoch of the coordinator that commands the worker, 0 when none does."""
+        return self._session.epoch
+
+    @property
+    def board(self) -> PhaseBoard:
+        """What the device thread is doing."""
+        return self._session.board
+
     async def describe(self) -> WorkerInfo:
         """Say what the worker is, also while the device is busy."""
         return self._session.describe()
+
+    async def watch_status(self, *, interval: float) -> AsyncGenerator[WorkerActivity]:
+        """What the worker is doing: at every change of state, and at least every interval seconds."""
+        changed = Event()
+        self._watchers.add(changed)
+        try:
+            while self._lost_cause is None:
+                changed.clear()
+                yield self._session.activity()
+                with suppress(TimeoutError):
+                    await wait_for(changed.wait(), interval)
+        finally:
+            self._watchers.discard(changed)
+        raise WorkerLost(self._lost_cause)
 
     async def init_device(self, authority: Authority) -> str:
         """Bind the device and return its name; once per worker."""
         return await self._thread.submit(partial(self._session.init_device, authority))
 
     async def load_model(self, authority: Authority, request: LoadModel) -> LoadReport:
-        """Read this stage's parameters."""
+        """Read this stage's parameters, in place of those held; an earlier epoch's steps are over."""
+        self._gate.check(authority, Call.LOAD_MODEL)
+        self._gate.end_earlier(authority)
         return await self._thread.submit(partial(self._session.load_model, authority, request))
 
     async def determine_available_memory(
@@ -112,9 +150,13 @@ class Worker:
     async def begin_generation(
         self, authority: Authority, request: BeginGeneration
     ) -> GenerationReport:
-        """Forget all request state and join a generation."""
+        """End the generation before, whatever it waits for, forget its requests and join this one."""
+        self._gate.check(authority, Call.BEGIN_GENERATION)
+        self._session.check_place(request)
+        token = self._gate.begin_generation(authority, request.generation)
+        self._replies.begin(num_steps=request.max_steps_in_flight + 1)
         return await self._thread.submit(
-            partial(self._session.begin_generation, authority, request)
+            partial(self._session.begin_generation, authority, request, token)
         )
 
     async def connect_peers(
@@ -127,7 +169,8 @@ class Worker:
 
     async def end_generation(self, authority: Authority, generation: int) -> None:
         """Release the worker from its group; what waits for a previous stage stops waiting."""
-        self._session.release_waits(authority, generation)
+        self._gate.check(authority, Call.END_GENERATION)
+        self._gate.end_generation(generation)
         await self._thread.submit(partial(self._session.end_generation, authority, generation))
 
     async def execute_model(self, request: ExecuteModel) -> ExecuteResult:
@@ -138,18 +181,42 @@ class Worker:
         """Run the sample phase, the plain form; last stage only."""
         return await self.submit_sample(step_id)
 
-    def submit_step(self, output: SchedulerOutput, *, sample: bool) -> "Future[ExecuteResult]":
+    def submit_step(
+        self, output: SchedulerOutput, *, sample: bool, deadline: float | None = None
+    ) -> "Future[ExecuteResult]":
         """Queue a step behind those already submitted, without waiting."""
-        return self.submit_execute(ExecuteModel(scheduler_output=output), sample=sample)
+        request = ExecuteModel(scheduler_output=output, deadline=deadline)
+        return self.submit_execute(request, sample=sample)
 
     def submit_execute(self, request: ExecuteModel, *, sample: bool) -> "Future[ExecuteResult]":
-        """Queue an execute phase, and with `sample` the sample phase right behind it."""
-        run = self._session.execute_and_sample if sample else self._session.execute
-        return self._thread.submit(partial(run, request))
+        """Queue an execute phase, and with `sample` the sample phase right behind it.
+
+        One that is queued, runs or ran already is answered by its result.
+        """
+        step_id = request.scheduler_output.step_id
+        work = self._session.execute_and_sample if sample else self._session.execute
+
+        def run() -> "Future[ExecuteResult]":
+            return self._queue(step_id, Call.EXECUTE_MODEL, partial(work, request))
+
+        if sample:
+            return self._replies.answer_both(step_id, run)
+        return self._replies.answer_execute(step_id, run)
 
     def submit_sample(self, step_id: StepId) -> "Future[ModelRunnerOutput]":
-        """Queue the sample phase of a step that was executed without it."""
-        return self._thread.submit(partial(self._session.sample, step_id))
+        """Queue the sample phase of a step that was executed without it; as `submit_execute`."""
+        work = partial(self._session.sample, step_id)
+        return self._replies.answer_sample(
+            step_id, lambda: self._queue(step_id, Call.SAMPLE_TOKENS, work)
+        )
+
+    def is_current(self, step_id: StepId) -> bool:
+        """Whether a step is of the newest generation, and that is not over."""
+        return self._gate.is_current(step_id)
+
+    def on_generation_over(self, callback: Callable[[str], None]) -> None:
+        """Call back, on the event loop, with the reason whenever a generation is over."""
+        self._over_callbacks.append(callback)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back once, on the event loop, when the device thread dies; at once when it is dead."""
@@ -160,16 +227,44 @@ class Worker:
 
     async def close(self) -> None:
         """Cancel waits, let the running kernel finish, and let go of device and channels."""
-        self._session.cancel_waits("the worker is closed")
+        self._gate.close("the worker is closed")
+        self._lost_cause = self._lost_cause or "the worker is closed"
+        self._wake_watchers()
         finished = self._thread.submit(self._session.shut_down)
         self._thread.close()
         with suppress(WorkerLost):  # closed before, or its thread is dead: nothing is left to do
             await finished
 
+    def _queue(self, step_id: StepId, call: Call, work: Callable[[], Answer]) -> "Future[Answer]":
+        """Queue a phase of a step; one that may not run yields its error."""
+        try:
+            if self._lost_cause is not None:
+                raise WorkerLost(self._lost_cause)
+            self._gate.check_step(step_id, call)
+        except ServiceError as error:
+            refused: Future[Answer] = self._loop.create_future()
+            refused.set_exception(error)
+            return refused
+        return self._thread.submit(work)
+
+    def _report_state(self, state: State) -> None:
+        self._on_state(state)
+        self._wake_watchers()
+
+    def _report_over(self, reason: str) -> None:
+        self._replies.begin(num_steps=0)
+        for callback in self._over_callbacks:
+            callback(reason)
+
     def _report_lost(self, cause: str) -> None:
         self._lost_cause = cause
+        self._wake_watchers()
         for callback in self._lost_callbacks:
             callback(cause)
+
+    def _wake_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
 
     def _call_on_loop(self, callback: Callable[..., None], argument: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody listens

@@ -53,6 +53,7 @@ def encode_model_runner_output(output: ModelRunnerOutput) -> pb.ModelRunnerOutpu
         ],
         timings=_encode_timings(output.timings),
         state_digest=output.state_digest,
+        kv_digest=output.kv_digest,
     )
 
 
@@ -74,6 +75,7 @@ def decode_model_runner_output(output: pb.ModelRunnerOutput) -> ModelRunnerOutpu
         request_errors=tuple((error.handle, error.message) for error in output.request_errors),
         timings=_decode_timings(output.timings),
         state_digest=output.state_digest if output.HasField("state_digest") else None,
+        kv_digest=output.kv_digest if output.HasField("kv_digest") else None,
     )
 
 
@@ -122,6 +124,8 @@ def encode_intermediate_tensors(tensors: IntermediateTensors) -> pb.Intermediate
         key=encode_step_key(tensors.key),
         descriptors=[encode_descriptor(descriptor) for descriptor in tensors.descriptors],
         timings=_encode_timings(tensors.timings),
+        state_digest=tensors.state_digest,
+        kv_digest=tensors.kv_digest,
     )
     if tensors.inline is None:
         spelled.channel.SetInParent()
@@ -150,6 +154,8 @@ def decode_intermediate_tensors(tensors: pb.IntermediateTensors) -> Intermediate
         descriptors=descriptors,
         inline=inline,
         timings=_decode_timings(tensors.timings),
+        state_digest=tensors.state_digest if tensors.HasField("state_digest") else None,
+        kv_digest=tensors.kv_digest if tensors.HasField("kv_digest") else None,
     )
 
 

@@ -36,6 +36,8 @@ def encode_execute_model(request: ExecuteModel) -> pb.ExecuteModelRequest:
         scheduler_output=encode_scheduler_output(request.scheduler_output),
         intermediate_tensors=None if tensors is None else encode_intermediate_tensors(tensors),
         inline_reply=request.inline_reply,
+        # Rounded up: 0 would mean no deadline.
+        deadline_ms=0 if request.deadline is None else max(1, round(request.deadline * 1000)),
     )
 
 
@@ -49,6 +51,7 @@ def decode_execute_model(request: pb.ExecuteModelRequest) -> ExecuteModel:
             else None
         ),
         inline_reply=request.inline_reply,
+        deadline=request.deadline_ms / 1000 if request.deadline_ms else None,
     )
 
 

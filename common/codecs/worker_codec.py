@@ -10,7 +10,9 @@ from common.errors import InvalidRequest
 from common.worker_api import (
     Authority,
     BeginGeneration,
+    DevicePhase,
     GenerationReport,
+    HeldStage,
     KVCacheGroup,
     KVCacheReport,
     KVCacheSpec,
@@ -21,6 +23,7 @@ from common.worker_api import (
     MemoryReport,
     Peer,
     Rank,
+    WorkerActivity,
     WorkerInfo,
 )
 
@@ -90,6 +93,8 @@ def encode_worker_info(info: WorkerInfo) -> pb.DescribeResponse:
         epoch=info.epoch,
         generation=info.generation,
         num_threads=info.num_threads,
+        held_stage=None if info.held_stage is None else _encode_held_stage(info.held_stage),
+        num_loads=info.num_loads,
     )
 
 
@@ -108,13 +113,74 @@ def decode_worker_info(info: pb.DescribeResponse) -> WorkerInfo:
         epoch=info.epoch,
         generation=info.generation,
         num_threads=info.num_threads,
+        held_stage=_decode_held_stage(info.held_stage) if info.HasField("held_stage") else None,
+        num_loads=info.num_loads,
     )
 
 
-def encode_load_model(request: LoadModel, *, authority: Authority) -> pb.LoadModelRequest:
-    """Spell which slice of which model to read."""
+def _encode_held_stage(held: HeldStage) -> pb.HeldStage:
+    return pb.HeldStage(
+        request=encode_load_model(held.request, authority=None),
+        report=encode_load_report(held.report),
+        num_blocks=held.num_blocks,
+        kv_id=held.kv_id,
+    )
+
+
+def _decode_held_stage(held: pb.HeldStage) -> HeldStage:
+    return HeldStage(
+        request=decode_load_model(held.request),
+        report=decode_load_report(held.report),
+        num_blocks=held.num_blocks,
+        kv_id=held.kv_id,
+    )
+
+
+_PHASES = {
+    DevicePhase.IDLE: pb.DEVICE_PHASE_IDLE,
+    DevicePhase.WAIT_INPUT: pb.DEVICE_PHASE_WAIT_INPUT,
+    DevicePhase.COMPUTE: pb.DEVICE_PHASE_COMPUTE,
+    DevicePhase.SENDING: pb.DEVICE_PHASE_SENDING,
+    DevicePhase.COMPILING: pb.DEVICE_PHASE_COMPILING,
+}
+_PHASE_BY_CODE = {code: phase for phase, code in _PHASES.items()}
+
+
+def encode_activity(activity: WorkerActivity) -> pb.WatchStatusResponse:
+    """Spell what a worker is doing."""
+    return pb.WatchStatusResponse(
+        state=activity.state,
+        epoch=activity.epoch,
+        generation=activity.generation,
+        step=activity.step,
+        phase=_PHASES[activity.phase],
+        seconds_in_phase=activity.seconds_in_phase,
+        waiting_on=None if activity.waiting_on is None else encode_rank(activity.waiting_on),
+        kv_id=activity.kv_id,
+        is_hung=activity.is_hung,
+    )
+
+
+def decode_activity(activity: pb.WatchStatusResponse) -> WorkerActivity:
+    """Read what a worker is doing."""
+    _require(activity.phase in _PHASE_BY_CODE, "phase", "must be a phase of the contract")
+    return WorkerActivity(
+        state=activity.state,
+        epoch=activity.epoch,
+        generation=activity.generation,
+        step=activity.step,
+        phase=_PHASE_BY_CODE[activity.phase],
+        seconds_in_phase=activity.seconds_in_phase,
+        waiting_on=decode_rank(activity.waiting_on) if activity.HasField("waiting_on") else None,
+        kv_id=activity.kv_id,
+        is_hung=activity.is_hung,
+    )
+
+
+def encode_load_model(request: LoadModel, *, authority: Authority | None) -> pb.LoadModelRequest:
+    """Spell which slice of which model to read; without authority it is no command."""
     return pb.LoadModelRequest(
-        authority=encode_authority(authority),
+        authority=None if authority is None else encode_authority(authority),
         model=request.model,
         dtype=request.dtype,
         rank=encode_rank(request.rank),

@@ -46,6 +46,9 @@ def encode_status(status: ClusterStatus) -> pb.StatusResponse:
                 parameter_bytes=worker.parameter_bytes,
                 state=LOST if worker.cause else SERVING,
                 cause=worker.cause,
+                phase=worker.phase,
+                seconds_in_phase=worker.seconds_in_phase,
+                num_loads=worker.num_loads,
             )
             for worker in status.workers
         ],
@@ -53,4 +56,14 @@ def encode_status(status: ClusterStatus) -> pb.StatusResponse:
         num_running=status.num_running,
         num_blocks=status.num_blocks,
         num_free_blocks=status.num_free_blocks,
+        phase=status.phase.value,
+        detail=status.detail,
+        last_step_age_seconds=status.last_step_age,
+        lost_generations=[
+            pb.LostGeneration(generation=lost.generation, cause=lost.cause, ended_at=lost.ended_at)
+            for lost in status.lost_generations
+        ],
+        num_invalid_steps=status.num_invalid_steps,
+        num_state_checks=status.num_state_checks,
+        num_state_drifts=status.num_state_drifts,
     )

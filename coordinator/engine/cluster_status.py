@@ -2,24 +2,44 @@
 
 from dataclasses import dataclass
 
+from coordinator.executors.progress import ReplicaPhase
 from coordinator.executors.topology import WorkerTopology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostGeneration:
+    """A generation that ended by a failure: rank and cause, and the Unix time in seconds."""
+
+    generation: int
+    cause: str
+    ended_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
     """What is served, by whom, how far it got and how full it is.
 
-    epoch, generation and step name the last committed step, 0 before there is one. num_blocks counts
-    the KV cache blocks that can be allocated, the null block excluded.
+    epoch, generation and step name the last committed step, 0 before there is one, and
+    last_step_age its age in seconds. num_blocks counts the KV cache blocks that can be allocated,
+    the null block excluded. lost_generations stand newest first. num_invalid_steps: steps that
+    workers refused as invalid; num_state_checks and num_state_drifts: comparisons of the
+    scheduler's books with the workers', and how many found a difference.
     """
 
     model: str
     is_serving: bool = False
+    phase: ReplicaPhase = ReplicaPhase.STARTING
+    detail: str = ""
     epoch: int = 0
     generation: int = 0
     step: int = 0
+    last_step_age: float | None = None
     workers: tuple[WorkerTopology, ...] = ()
     num_waiting: int = 0
     num_running: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
+    lost_generations: tuple[LostGeneration, ...] = ()
+    num_invalid_steps: int = 0
+    num_state_checks: int = 0
+    num_state_drifts: int = 0

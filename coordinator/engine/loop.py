@@ -1,7 +1,8 @@
 """Plan, execute, commit: keeps the pipeline full and hands every request its tokens.
 
 The loop is the sole owner of the scheduler; everything here runs on one event loop, so submitting and
-aborting need no lock. It wakes by events alone: a request, a leaving reader, an answered step.
+aborting need no lock. It wakes by events alone: a request, a leaving reader, an answered step. It
+outlives the worker group: `run` serves one generation, and its end is told to who calls it.
 """
 
 import asyncio
@@ -10,11 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.errors import AlreadyExists, ServiceError, Unavailable
+from common.clock import Clock, SystemClock
+from common.errors import AlreadyExists, InvalidStep, ServiceError, StepFailed, Unavailable
 from common.requests import FinishReason, Request, TokenDelta
 from common.step import ModelRunnerOutput, SchedulerOutput
 from coordinator.engine.streams import TokenStream
-from coordinator.executors.executor import Executor
+from coordinator.executors.executor import Executor, StepInFlight
+from coordinator.scheduling.planner import WARM_UP_STEP
 from coordinator.scheduling.scheduler import Scheduler
 
 IDLE_SECONDS_BEFORE_FLUSH = 0.1
@@ -32,42 +35,63 @@ class _OpenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _SentStep:
-    """A step in flight and the task that waits for its result."""
+    """A step in flight and the task that waits for its result.
 
-    output: SchedulerOutput
-    result: "asyncio.Task[ModelRunnerOutput]"
+    state_digest: what every rank must answer, None when the step does not ask for it.
+    """
+
+    step: StepInFlight
+    outcome: "asyncio.Task[ModelRunnerOutput | ServiceError]"
+    state_digest: bytes | None
+
+    @property
+    def output(self) -> SchedulerOutput:
+        """What was sent."""
+        return self.step.output
 
 
 class EngineLoop:
-    """Runs one replica; `run` is its life, from the warm-up step to drain or failure."""
+    """Runs one replica through its generations: `run` serves one, until drained or until it ends."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: Executor,
         *,
+        clock: Clock | None = None,
         on_serving_changed: Callable[[bool], None] = lambda is_serving: None,
     ) -> None:
         """on_serving_changed hears every change of `is_serving`, from the event loop."""
         self._scheduler = scheduler
-        self._executor = executor
+        self._clock = clock or SystemClock()
         self._on_serving_changed = on_serving_changed
+        self._executor: Executor | None = None
         self._refusal: Unavailable | None = Unavailable("the service is starting")
         self._open: dict[int, _OpenRequest] = {}
         self._handle_by_request: dict[str, int] = {}
         self._in_flight: deque[_SentStep] = deque()
+        self._loss: ServiceError | None = None
         self._woken = asyncio.Event()
         self._is_started = asyncio.Event()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self._is_draining = False
-        self._is_stopping = False
+        self._committed_at: float | None = None
+        self.is_draining = False
+        """True from the first call of `drain` on."""
+        self.is_stopped = False
+        """True once no request is served any more, for ever."""
         self.last_step = 0
-        """Number of the last committed step."""
+        """Number of the last committed step of the generation."""
+        self.num_invalid_steps = 0
+        """Steps that workers refused as invalid: bugs of ours."""
+        self.num_state_checks = 0
+        """Steps after which the books of scheduler and workers were compared."""
+        self.num_state_drifts = 0
+        """Comparisons that found a difference."""
+        self._log_lowered_limits()
 
     @property
     def is_serving(self) -> bool:
-        """True from the warm-up step's end until a drain or a failure."""
+        """True from a generation's warm-up step until it ends, a drain, or a failure."""
         return self._refusal is None
 
     @property
@@ -76,36 +100,35 @@ class EngineLoop:
         return len(self._open)
 
     @property
+    def last_step_age(self) -> float | None:
+        """Seconds since a step was committed, of whatever generation; None before the first."""
+        return None if self._committed_at is None else self._clock.monotonic() - self._committed_at
+
+    @property
     def _is_oldest_answered(self) -> bool:
-        return bool(self._in_flight) and self._in_flight[0].result.done()
+        return bool(self._in_flight) and self._in_flight[0].outcome.done()
 
     async def wait_until_serving(self) -> None:
-        """Wait for the warm-up step; raises the Unavailable that says why it did not pass."""
+        """Wait for the first warm-up step; raises the Unavailable that says why it did not pass."""
         await self._is_started.wait()
         if self._refusal is not None:
             raise self._refusal
 
-    async def run(self) -> None:
-        """Serve until drained or failed, then return; every open stream has ended by then.
+    async def run(self, executor: Executor) -> None:
+        """Serve one generation until drained; every request of it has ended when this returns.
 
-        A failing worker ends the streams and is logged, not raised; a bug of ours ends them and is
-        raised.
+        Raises the ServiceError that ended the generation; requests that were open then ended with it
+        as Unavailable, and new ones are refused until the next call. A bug of ours stops the loop
+        and is raised.
         """
-        self._log_lowered_limits()
-        self._scheduler.begin_generation(
-            epoch=self._executor.authority.epoch, generation=self._executor.generation
-        )
-        self._executor.on_lost(self.fail)
+        self._begin(executor)
         try:
-            async with asyncio.TaskGroup() as steps:
-                await self._serve(steps)
-        except* ServiceError as group:
-            self.fail(_first(group))
-        except* Exception as group:
-            self.fail(_first(group))
+            cause = await self._run_steps()
+        except BaseException as error:
+            self.stop(_first(error))
             raise
-        finally:
-            self.fail(Unavailable("the service has ended"))
+        if cause is not None:
+            raise cause
 
     def submit(self, request: Request) -> TokenStream:
         """Queue a request and return the stream of its tokens.
@@ -131,65 +154,139 @@ class EngineLoop:
             stream = self._drop(handle)
             stream.put(TokenDelta(finish_reason=FinishReason.ABORT))
 
-    def fail(self, error: BaseException) -> None:
-        """Stop: every open stream ends with this error, as Unavailable, and so does every later submit."""
-        if self._is_stopping:
+    def stop(self, error: BaseException) -> None:
+        """Serve no more: every open stream ends with this error, as Unavailable, and so does every later submit."""
+        if self.is_stopped:
             return
+        self.is_stopped = True
         cause = _as_unavailable(error)
-        logger.error("engine loop stopped", extra={"cause": str(cause), "step": self.last_step})
-        self._stop(cause)
+        logger.info("engine loop stopped", extra={"cause": str(cause), "step": self.last_step})
+        self._end_requests(cause)
+        self._is_started.set()
+        self._woken.set()
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, give running ones this long, end the rest with Unavailable, and stop."""
-        self._is_draining = True
+        self.is_draining = True
         self._refuse(Unavailable("the service is shutting down"))
         try:
             async with asyncio.timeout(seconds):
                 await self._is_empty.wait()
         except TimeoutError:
             logger.warning("drain timeout passed", extra={"open_requests": len(self._open)})
-        if not self._is_stopping:
-            self._stop(Unavailable(f"the service shut down after a drain of {seconds:g} seconds"))
+        self.stop(Unavailable(f"the service shut down after a drain of {seconds:g} seconds"))
+
+    def _begin(self, executor: Executor) -> None:
+        self._executor = executor
+        self._loss = None
+        self.last_step = 0
+        self._scheduler.begin_generation(
+            epoch=executor.authority.epoch, generation=executor.generation
+        )
+        executor.on_lost(self._note_lost)
+
+    async def _run_steps(self) -> ServiceError | None:
+        async with asyncio.TaskGroup() as steps:
+            return await self._serve_until_lost(steps)
+
+    def _note_lost(self, error: ServiceError) -> None:
+        self._loss = self._loss or error
+        self._woken.set()
+
+    async def _serve_until_lost(self, steps: asyncio.TaskGroup) -> ServiceError | None:
+        """What ended the generation, None when the loop was stopped; nothing is in flight then."""
+        try:
+            await self._serve(steps)
+        except ServiceError as error:
+            self._loss = error
+        for sent in self._in_flight:
+            sent.outcome.cancel()
+        self._in_flight.clear()
+        if self._loss is not None and not self.is_stopped:
+            cause = _as_unavailable(self._loss)
+            self._end_requests(cause)
+            self._refuse(type(cause)(f"{cause}; the worker group is being rebuilt"))
+        self._scheduler.end_generation()
+        return self._loss
 
     async def _serve(self, steps: asyncio.TaskGroup) -> None:
         self._send(self._scheduler.plan_warm_up(), steps)
-        while not self._is_stopping:
+        while not self.is_stopped and self._loss is None:
+            self._check_answers()
             deltas = self._commit_oldest()
             # Sent before the readers are woken: the workers compute while tokens become text.
             self._fill_pipeline(steps)
             self._deliver(deltas)
             await self._next_event(steps)
-        for step in self._in_flight:
-            step.result.cancel()
 
     def _fill_pipeline(self, steps: asyncio.TaskGroup) -> None:
         while (output := self._scheduler.schedule()) is not None:
             self._send(output, steps)
 
     def _send(self, output: SchedulerOutput, steps: asyncio.TaskGroup) -> None:
-        step = self._executor.execute_model(output)
-        result = steps.create_task(
-            self._executor.sample_tokens(step), name=f"step {output.step_id.step}"
-        )
-        result.add_done_callback(lambda _: self._woken.set())
-        self._in_flight.append(_SentStep(output=output, result=result))
+        executor = self._executor
+        assert executor is not None, "steps are sent while a generation runs"
+        digest = self._scheduler.state_digest() if output.want_state_digest else None
+        step = executor.execute_model(output)
+        outcome = steps.create_task(_outcome(executor, step), name=f"step {output.step_id.step}")
+        outcome.add_done_callback(lambda _: self._woken.set())
+        self._in_flight.append(_SentStep(step=step, outcome=outcome, state_digest=digest))
+
+    def _check_answers(self) -> None:
+        """Raise the error of the oldest step that failed; what is older is not waited for."""
+        for sent in self._in_flight:
+            if not sent.outcome.done():
+                continue
+            error = sent.outcome.result()
+            if isinstance(error, InvalidStep):
+                self._fail_invalid(sent.output, error)
+            if isinstance(error, ServiceError):
+                raise error
 
     def _commit_oldest(self) -> list[tuple[int, TokenDelta]]:
-        """Commit the oldest step in flight if it is answered; raises the error it failed with."""
+        """Commit the oldest step in flight if it is answered."""
         if not self._is_oldest_answered:
             return []
-        step = self._in_flight.popleft()
-        result = step.result.result()
-        deltas = self._scheduler.update_from_output(step.output, result)
+        sent = self._in_flight.popleft()
+        result = sent.outcome.result()
+        assert isinstance(result, ModelRunnerOutput), "failed steps were sorted out before"
+        deltas = self._scheduler.update_from_output(sent.output, result)
+        self._check_state(sent)
         self._fail_requests(result)
-        self.last_step = step.output.step_id.step
+        self.last_step = sent.output.step_id.step
+        self._committed_at = self._clock.monotonic()
         self._note_started()
         return deltas
+
+    def _check_state(self, sent: _SentStep) -> None:
+        """Raise StepFailed when a rank's books differ from the scheduler's as of this step."""
+        if sent.state_digest is None:
+            return
+        assert self._executor is not None, "steps are committed while a generation runs"
+        self.num_state_checks += 1
+        digests = self._executor.state_digests(sent.step)
+        drifted = [name for name, digest in digests.items() if digest != sent.state_digest]
+        if drifted:
+            self.num_state_drifts += 1
+            raise StepFailed(
+                f"{', '.join(drifted)}: requests, blocks or counts differ from the scheduler's "
+                f"after step {sent.output.step_id.step}"
+            )
 
     def _fail_requests(self, result: ModelRunnerOutput) -> None:
         for handle, message in result.request_errors:
             if handle in self._open:
                 self._drop(handle).fail(ServiceError(message))
+
+    def _fail_invalid(self, output: SchedulerOutput, error: InvalidStep) -> None:
+        """End the requests of a step that must never be sent again: one of them is the reason."""
+        self.num_invalid_steps += 1
+        logger.error("invalid step", extra={"step": output.step_id.step, "cause": str(error)})
+        for handle in output.handles:
+            if handle in self._open:
+                self._drop(handle).fail(
+                    ServiceError(f"a step of this request was invalid: {error}")
+                )
 
     def _deliver(self, deltas: list[tuple[int, TokenDelta]]) -> None:
         for handle, delta in deltas:
@@ -210,11 +307,13 @@ class EngineLoop:
         self._woken.clear()
 
     def _note_started(self) -> None:
-        if not self._is_started.is_set():
-            self._is_started.set()
-            if not self._is_draining:
-                self._refusal = None
-                self._on_serving_changed(self.is_serving)
+        """The first committed step is the warm-up: the group serves."""
+        if self.last_step != WARM_UP_STEP:
+            return
+        if not self.is_draining:
+            self._refusal = None
+            self._on_serving_changed(self.is_serving)
+        self._is_started.set()
 
     def _refuse(self, refusal: Unavailable) -> None:
         was_serving = self.is_serving
@@ -222,13 +321,10 @@ class EngineLoop:
         if was_serving:
             self._on_serving_changed(self.is_serving)
 
-    def _stop(self, cause: Unavailable) -> None:
-        self._is_stopping = True
+    def _end_requests(self, cause: Unavailable) -> None:
         self._refuse(cause)
         for handle in list(self._open):
             self._drop(handle).fail(_copy(cause))
-        self._is_started.set()
-        self._woken.set()
 
     def _drop(self, handle: int) -> TokenStream:
         """Abort a request that has not finished; its blocks are free at once."""
@@ -252,9 +348,16 @@ class EngineLoop:
             )
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first plain exception of a group."""
-    error: BaseException = group
+async def _outcome(executor: Executor, step: StepInFlight) -> ModelRunnerOutput | ServiceError:
+    """The result of a step or its error, as a value: one failed step must not end the others' tasks."""
+    try:
+        return await executor.sample_tokens(step)
+    except ServiceError as error:
+        return error
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first plain exception of a group, or the exception itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -266,6 +369,8 @@ def _as_unavailable(error: BaseException) -> Unavailable:
         return error
     if isinstance(error, ServiceError):
         return Unavailable(f"a step failed: {error}")
+    if isinstance(error, asyncio.CancelledError):
+        return Unavailable("the service has ended")
     return Unavailable(f"the engine loop broke: {error!r}")
 
 

@@ -45,6 +45,16 @@ def num_kv_cache_blocks(
     return fitting if config.num_blocks is None else min(fitting, config.num_blocks)
 
 
+def check_room(rooms: Sequence[CacheRoom], num_blocks: int) -> None:
+    """Raise ConfigError when a rank that joins has too little room for the blocks of its group."""
+    for room in rooms:
+        if room.num_blocks < num_blocks:
+            raise ConfigError(
+                f"{room.name} has room for {room.num_blocks} KV cache blocks, and the group it joins "
+                f"has {num_blocks}: give it {num_blocks * room.spec.bytes_per_block} bytes"
+            )
+
+
 def _too_small(room: CacheRoom, needed: int, block_size: int, max_model_len: int) -> str:
     longest = max(0, room.num_blocks - 1) * block_size
     return (

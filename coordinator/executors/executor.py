@@ -1,20 +1,22 @@
 """One step to all ranks: brings a group of workers up, fans steps out and gathers their replies.
 
-Knows workers by `WorkerApi` alone, wherever they run. Does not know what a step contains, and does
-not repair a group that lost a rank.
+Knows workers by `WorkerApi` alone, wherever they run, and does not own them. Does not know what a
+step contains, and does not repair a group that lost a rank: that takes a new executor.
 """
 
 import asyncio
 import logging
 from asyncio import Future
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from common.config import CoordinatorConfig
 from common.errors import ServiceError, WorkerLost, WrongState
 from common.model_folder import ModelFolder
-from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput
+from common.step import ExecutePending, ExecuteResult, ModelRunnerOutput, SchedulerOutput
 from common.worker_api import (
+    Authority,
     BeginGeneration,
     KVCacheSpec,
     Layout,
@@ -24,9 +26,11 @@ from common.worker_api import (
     Rank,
     WorkerApi,
 )
-from coordinator.executors.cache_size import CacheRoom, num_kv_cache_blocks
-from coordinator.executors.members import Member, close_all, on_every_rank
-from coordinator.executors.startup import LoadedGroup, load_group
+from coordinator.executors.cache_size import CacheRoom, check_room, num_kv_cache_blocks
+from coordinator.executors.deadlines import StepDeadlines, compute_seconds, context_of
+from coordinator.executors.members import Member, on_every_rank
+from coordinator.executors.progress import ProgressListener, ignore_progress
+from coordinator.executors.startup import LoadedGroup, LoadedRank, load_group
 from coordinator.executors.topology import WorkerTopology
 
 FIRST_GENERATION = 1
@@ -42,8 +46,47 @@ class StepInFlight:
     replies: tuple["Future[ExecuteResult]", ...]
 
 
+class StepObserver(Protocol):
+    """Hears of every step; steps are known by their number."""
+
+    def step_sent(self, step: int, deadlines: Mapping[Rank, float]) -> None:
+        """The step went to all ranks, with seconds of compute for each."""
+        ...
+
+    def step_answered(self, step: int) -> None:
+        """Every rank has answered the step."""
+        ...
+
+
+class NoObserver:
+    """Hears nothing."""
+
+    def step_sent(self, step: int, deadlines: Mapping[Rank, float]) -> None:
+        """Do nothing."""
+
+    def step_answered(self, step: int) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succession:
+    """What a generation takes over from the ones before it.
+
+    authority None: this coordinator commands nobody yet. num_blocks: KV cache blocks, null block
+    included, that the sequences were planned on. deadlines, by rank, have learnt from earlier steps.
+    """
+
+    generation: int = FIRST_GENERATION
+    authority: Authority | None = None
+    num_blocks: int | None = None
+    deadlines: Mapping[Rank, StepDeadlines] | None = None
+
+
 class Executor:
-    """A replica's worker group. Made by `create`, then `determine_available_memory`, `initialize`."""
+    """A replica's worker group in one generation.
+
+    Made by `create`, then `determine_available_memory`, `initialize`; its workers outlive it.
+    """
 
     def __init__(
         self,
@@ -51,50 +94,73 @@ class Executor:
         members: tuple[Member, ...],
         group: LoadedGroup,
         config: CoordinatorConfig,
+        succession: Succession,
     ) -> None:
         self.authority = group.authority
-        self.generation = FIRST_GENERATION
+        self.generation = succession.generation
         self.max_model_len = group.max_model_len
-        self._members = members
+        self.members = members
+        self.deadlines = succession.deadlines or {
+            member.rank: StepDeadlines() for member in members
+        }
+        self._num_blocks = group.num_blocks
         self._ranks = group.ranks
         self._config = config
+        self._observer: StepObserver = NoObserver()
         self._causes: dict[Rank, str] = {}
         self._lost: WorkerLost | None = None
-        self._is_shut_down = False
+        self._is_over = False
         self._lost_callbacks: list[Callable[[WorkerLost], None]] = []
         for member in members:
             member.worker.on_lost(lambda cause, member=member: self._note_lost(member, cause))
 
     @classmethod
     async def create(
-        cls, workers: Sequence[WorkerApi], config: CoordinatorConfig, folder: ModelFolder
+        cls,
+        workers: Sequence[WorkerApi],
+        config: CoordinatorConfig,
+        folder: ModelFolder,
+        *,
+        succession: Succession | None = None,
+        report: ProgressListener = ignore_progress,
     ) -> "Executor":
-        """Claim the workers, in stage order, and let each load its layers.
+        """Claim the workers, in stage order, and let each load its layers unless it holds them.
 
-        Takes the workers over: they are closed when this raises. Errors name the rank.
+        Whoever obtained the workers closes them. Errors name the rank.
         """
+        succession = succession or Succession()
         members = tuple(
             Member(rank=Rank(stage=stage), worker=worker) for stage, worker in enumerate(workers)
         )
-        try:
-            group = await load_group(members, config, folder)
-        except BaseException:
-            await close_all(members)
-            raise
-        return cls(members=members, group=group, config=config)
+        group = await load_group(
+            members,
+            config,
+            folder,
+            authority=succession.authority,
+            num_blocks=succession.num_blocks,
+            report=report,
+        )
+        return cls(members=members, group=group, config=config, succession=succession)
 
     @property
     def num_stages(self) -> int:
         """Pipeline stages."""
-        return len(self._members)
+        return len(self.members)
 
     async def determine_available_memory(self) -> int:
         """The KV cache blocks, null block included, that every rank can hold.
 
-        Raises ConfigError with the numbers when they are too few for the model's length.
+        Ranks that hold a cache keep it, and the others adopt its size. Raises ConfigError with the
+        numbers when there is too little memory for the model's length, or for the group's cache.
         """
+        newcomers = self._newcomers()
+        if not newcomers and self._num_blocks is not None:
+            return self._num_blocks
         logger.info("measuring the memory of the largest step")
-        rooms = await on_every_rank(self._members, self._cache_room)
+        rooms = await on_every_rank(newcomers, self._cache_room)
+        if self._num_blocks is not None:
+            check_room(rooms, self._num_blocks)
+            return self._num_blocks
         num_blocks = num_kv_cache_blocks(
             rooms, self._config.cache, max_model_len=self.max_model_len
         )
@@ -107,35 +173,48 @@ class Executor:
         return num_blocks
 
     async def initialize(self, num_blocks: int) -> None:
-        """Allocate the KV cache, warm up and join all ranks to the generation; steps may follow."""
+        """Allocate and warm up where that is missing, and join all ranks; steps may follow."""
         authority, generation = self.authority, self.generation
+        newcomers = self._newcomers()
         await on_every_rank(
-            self._members, lambda m: m.worker.initialize_kv_cache(authority, num_blocks)
+            newcomers, lambda m: m.worker.initialize_kv_cache(authority, num_blocks)
         )
-        logger.info("warming up")
-        await on_every_rank(self._members, lambda m: m.worker.compile_or_warm_up(authority))
+        if newcomers:
+            logger.info("warming up")
+        await on_every_rank(newcomers, lambda m: m.worker.compile_or_warm_up(authority))
         # Every mailbox must be open before any rank may send into it.
         await on_every_rank(
-            self._members, lambda m: m.worker.begin_generation(authority, self._begin(m.rank))
+            self.members, lambda m: m.worker.begin_generation(authority, self._begin(m.rank))
         )
         peers = tuple(
             Peer(rank=member.rank, tensor_endpoint=loaded.info.tensor_endpoint)
-            for member, loaded in zip(self._members, self._ranks, strict=True)
+            for member, loaded in zip(self.members, self._ranks, strict=True)
         )
         await on_every_rank(
-            self._members, lambda m: m.worker.connect_peers(authority, generation, peers)
+            self.members, lambda m: m.worker.connect_peers(authority, generation, peers)
         )
+
+    def observe(self, observer: StepObserver) -> None:
+        """Tell the observer of every step from now on."""
+        self._observer = observer
 
     def execute_model(self, output: SchedulerOutput) -> StepInFlight:
         """Send a step to every rank, without waiting; only the last stage samples."""
         is_sample_due = output.num_rows > 0 and not output.grammar_mask_follows
-        last = self._members[-1]
+        last = self.members[-1]
+        size = _step_size(output)
+        deadlines = {rank: known.deadline(**size) for rank, known in self.deadlines.items()}
         replies = tuple(
-            member.worker.submit_step(output, sample=is_sample_due and member is last)
-            for member in self._members
+            member.worker.submit_step(
+                output,
+                sample=is_sample_due and member is last,
+                deadline=deadlines[member.rank],
+            )
+            for member in self.members
         )
         for reply in replies:
             reply.add_done_callback(_retrieve)
+        self._observer.step_sent(output.step_id.step, deadlines)
         return StepInFlight(output, replies)
 
     async def sample_tokens(self, step: StepInFlight) -> ModelRunnerOutput:
@@ -144,13 +223,22 @@ class Executor:
         Raises the first error of any rank at once, naming the rank: the step is over for all.
         """
         await asyncio.wait(step.replies, return_when=asyncio.FIRST_EXCEPTION)
-        for member, reply in zip(self._members, step.replies, strict=True):
-            if reply.done() and (error := reply.exception()) is not None:
+        for member, reply in zip(self.members, step.replies, strict=True):
+            if reply.done() and (error := _error_of(reply)) is not None:
                 raise member.blame(error) if isinstance(error, ServiceError) else error
+        self._note_answered(step)
         result = step.replies[-1].result()
         if not isinstance(result, ModelRunnerOutput):
-            raise self._members[-1].blame(_no_tokens(result))
+            raise self.members[-1].blame(_no_tokens(result))
         return result
+
+    def state_digests(self, step: StepInFlight) -> dict[str, bytes | None]:
+        """What each rank, by name, says of its books after a step that all have answered."""
+        results = [reply.result() for reply in step.replies]
+        return {
+            str(member): None if isinstance(result, ExecutePending) else result.state_digest
+            for member, result in zip(self.members, results, strict=True)
+        }
 
     def on_lost(self, callback: Callable[[WorkerLost], None]) -> None:
         """Call back once, when the first rank is lost; at once when one is lost already."""
@@ -171,20 +259,42 @@ class Executor:
                 end_layer=loaded.layers.stop,
                 parameter_bytes=loaded.report.parameter_bytes,
                 cause=self._causes.get(member.rank, ""),
+                num_loads=loaded.num_loads,
             )
-            for member, loaded in zip(self._members, self._ranks, strict=True)
+            for member, loaded in zip(self.members, self._ranks, strict=True)
         )
 
+    def give_up(self, rank: Rank, cause: str) -> None:
+        """Take a rank that stalls the group for lost."""
+        self._note_lost(self.members[rank.stage], cause)
+
+    def end(self) -> None:
+        """Hear of no more losses: the generation is over, and what its workers do is others' concern."""
+        self._is_over = True
+
     async def shutdown(self) -> None:
-        """Release the workers from the generation and let go of them; a second call does nothing."""
-        if self._is_shut_down:
+        """Release the workers from the generation; once it is over this does nothing."""
+        if self._is_over:
             return
-        self._is_shut_down = True
-        try:
-            present = [member for member in self._members if member.rank not in self._causes]
-            await asyncio.gather(*(self._release(member) for member in present))
-        finally:
-            await close_all(self._members)
+        self.end()
+        present = [member for member in self.members if member.rank not in self._causes]
+        await asyncio.gather(*(self._release(member) for member in present))
+
+    def _newcomers(self) -> list[Member]:
+        """Members without a KV cache, whose parameters are loaded."""
+        return [member for member in self.members if not self._loaded(member).is_warm]
+
+    def _loaded(self, member: Member) -> LoadedRank:
+        return self._ranks[member.rank.stage]
+
+    def _note_answered(self, step: StepInFlight) -> None:
+        size = _step_size(step.output)
+        for member, reply in zip(self.members, step.replies, strict=True):
+            result = reply.result()
+            if not isinstance(result, ExecutePending):
+                seconds = compute_seconds(result.timings)
+                self.deadlines[member.rank].observe(**size, seconds=seconds)
+        self._observer.step_answered(step.output.step_id.step)
 
     async def _release(self, member: Member) -> None:
         try:
@@ -217,7 +327,7 @@ class Executor:
         )
 
     def _note_lost(self, member: Member, cause: str) -> None:
-        if self._is_shut_down:
+        if self._is_over:
             return
         self._causes.setdefault(member.rank, cause)
         error = member.lost(cause)
@@ -236,3 +346,17 @@ def _retrieve(reply: "Future[ExecuteResult]") -> None:
     # Steps behind a failed one are never awaited; asyncio need not report their errors as well.
     if not reply.cancelled():
         reply.exception()
+
+
+def _error_of(reply: "Future[ExecuteResult]") -> BaseException | None:
+    if reply.cancelled():
+        return WrongState("the step was cancelled")
+    return reply.exception()
+
+
+def _step_size(output: SchedulerOutput) -> dict[str, int]:
+    return {
+        "num_tokens": output.total_num_scheduled_tokens,
+        "context": context_of(output),
+        "num_rows": output.num_rows,
+    }

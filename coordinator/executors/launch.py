@@ -1,24 +1,19 @@
 """Configuration to workers: the one place that tells executor kinds apart."""
 
-from collections.abc import Sequence
-
 from common.config import CoordinatorConfig
 from common.errors import ConfigError
-from common.worker_api import WorkerApi
-from coordinator.executors.in_process import in_process_worker
-from coordinator.executors.local_process import start_local_workers
-from coordinator.executors.remote import RemoteWorker
+from coordinator.executors.fleet import InProcessFleet, LocalFleet, RemoteFleet, WorkerFleet
 
 
-async def launch_workers(config: CoordinatorConfig) -> Sequence[WorkerApi]:
-    """The workers of a replica in stage order; whoever gets them closes them."""
+def worker_fleet(config: CoordinatorConfig) -> WorkerFleet:
+    """The workers of a replica, none of them started or called yet."""
     cluster = config.cluster
     match cluster.executor_kind:
         case "uniproc":
-            return [in_process_worker(cluster)]
+            return InProcessFleet(cluster)
         case "local":
-            return await start_local_workers(cluster)
+            return LocalFleet(cluster)
         case "remote":
-            return [RemoteWorker(address) for address in cluster.workers]
+            return RemoteFleet(cluster.workers)
         case kind:
             raise ConfigError(f"executor {kind} is not available: use local or remote")

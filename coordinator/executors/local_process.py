@@ -39,6 +39,7 @@ class WorkerProcess:
         self.address = ""
         self._name = name
         self._process = process
+        self._is_killed = False
         self._exit_callbacks: list[Callable[[str], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -78,6 +79,17 @@ class WorkerProcess:
     def pid(self) -> int:
         """Process id of the child."""
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the child has neither ended nor been killed by this object."""
+        return self._process.returncode is None and not self._is_killed
+
+    def kill(self) -> None:
+        """End the child at once; `end` waits for it."""
+        self._is_killed = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     def on_exit(self, callback: Callable[[str], None]) -> None:
         """Call back once with the cause when the child ends by itself."""
@@ -146,6 +158,10 @@ class LocalWorker(RemoteWorker):
     async def find_cause(self, seen: str) -> str:
         """How the child ended, when it did."""
         return await self.process.exit_cause() or seen
+
+    async def disconnect(self) -> None:
+        """Close the connection; the process goes on."""
+        await super().close()
 
     async def close(self) -> None:
         """Close the connection, then end the process."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from common.errors import ServiceError, WorkerLost
 from common.worker_api import Rank, WorkerApi, WorkerInfo
+from coordinator.executors.progress import ProgressListener, ignore_progress, waiting_for
 
 WAIT_LOG_SECONDS = 2.0
 
@@ -60,6 +61,25 @@ async def _blaming(member: Member, call: Callable[[Member], Awaitable[Reply]]) -
         return await call(member)
     except ServiceError as error:
         raise member.blame(error) from error
+
+
+async def describe_all(
+    members: Sequence[Member],
+    report: ProgressListener = ignore_progress,
+    *,
+    log_every: float = WAIT_LOG_SECONDS,
+) -> list[WorkerInfo]:
+    """Ask every worker what it is; replies in rank order, and a word on whom the group waits for."""
+    missing = {member.rank for member in members}
+
+    async def ask(member: Member) -> WorkerInfo:
+        info = await describe(member, log_every=log_every)
+        missing.discard(member.rank)
+        report(waiting_for(missing, num_ranks=len(members)))
+        return info
+
+    report(waiting_for(missing, num_ranks=len(members)))
+    return await on_every_rank(members, ask)
 
 
 async def describe(member: Member, *, log_every: float = WAIT_LOG_SECONDS) -> WorkerInfo:

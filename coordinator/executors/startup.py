@@ -1,6 +1,7 @@
-"""Brings a group of fresh workers to the point where each holds its layers.
+"""Brings a group of workers to the point where each holds its layers.
 
-Asks, claims and loads, all ranks at once. Knows workers by `WorkerApi` alone.
+Asks, claims and loads, all ranks at once; a worker that holds what it would be told to load is not
+told again. Knows workers by `WorkerApi` alone.
 """
 
 import logging
@@ -9,65 +10,85 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.config import CoordinatorConfig
-from common.errors import ConfigError, WrongState
+from common.errors import ConfigError, Fenced
 from common.model_folder import ModelFolder
 from common.worker_api import (
     PROTOCOL_VERSION,
     Authority,
+    HeldStage,
     Layout,
     LoadModel,
     LoadReport,
     Rank,
     WorkerInfo,
 )
-from coordinator.executors.members import Member, describe, on_every_rank
+from coordinator.executors.members import Member, describe_all, on_every_rank
 from coordinator.executors.placement import split_layers
+from coordinator.executors.progress import ProgressListener, ignore_progress, loading
 
 FRESH_STATE = "CREATED"
+LOADED_STATE = "MODEL_LOADED"
+GROUP_STATES = ("JOINED", "SERVING")
+WARM_STATES = ("WARM", *GROUP_STATES)
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRank:
-    """A rank that holds its parameters: what it said of itself, its device, layers and report."""
+    """A rank that holds its parameters: what it said of itself, its device, layers and report.
+
+    num_loads: how often its process has read parameters. is_warm: its KV cache stands as well.
+    """
 
     info: WorkerInfo
     device: str
     layers: range
     report: LoadReport
+    num_loads: int
+    is_warm: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedGroup:
-    """Every rank with its parameters, in rank order, and who commands them; lengths in tokens."""
+    """Every rank with its parameters, in rank order, and who commands them; lengths in tokens.
+
+    num_blocks: KV cache blocks that every warm rank holds and the others adopt; None: not decided.
+    """
 
     authority: Authority
     ranks: tuple[LoadedRank, ...]
     max_model_len: int
+    num_blocks: int | None
 
 
 async def load_group(
-    members: Sequence[Member], config: CoordinatorConfig, folder: ModelFolder
+    members: Sequence[Member],
+    config: CoordinatorConfig,
+    folder: ModelFolder,
+    *,
+    authority: Authority | None = None,
+    num_blocks: int | None = None,
+    report: ProgressListener = ignore_progress,
 ) -> LoadedGroup:
-    """Claim every rank with an epoch above all they report, bind devices and load the layers.
+    """Claim every rank, bind devices and load the layers that are not held yet.
 
-    Waits for workers that are not up yet. Raises ConfigError, WrongState, ModelError or WorkerLost,
-    naming the rank.
+    authority None: a new one, with an epoch above all that are reported. num_blocks: KV cache blocks
+    the group has had so far; None: what warm ranks hold, if the configuration allows for it. Waits
+    for workers that are not up yet. Raises ConfigError, Fenced, ModelError or WorkerLost, naming the
+    rank.
     """
     max_model_len = resolve_max_model_len(config, folder)
     ranges = split_layers(folder.num_layers, len(members))
-    infos = await on_every_rank(members, describe)
+    infos = await describe_all(members, report)
     check_fit_to_start(members, infos)
-    epoch = 1 + max(info.epoch for info in infos)
-    authority = Authority(coordinator_id=uuid.uuid4().hex, epoch=epoch)
+    authority = authority or _new_authority(infos)
+    check_not_claimed(members, infos, authority)
     dtype = resolve_dtype(config, folder, infos)
-    devices = await on_every_rank(members, lambda m: m.worker.init_device(authority))
-    layout = Layout(num_stages=len(members))
-    requests = {
-        member.rank: _load_request(
+    requests = [
+        _load_request(
             member.rank,
-            layout,
+            Layout(num_stages=len(members)),
             layers,
             config=config,
             folder=folder,
@@ -75,16 +96,28 @@ async def load_group(
             max_model_len=max_model_len,
         )
         for member, layers in zip(members, ranges, strict=True)
-    }
-    reports = await on_every_rank(
-        members, lambda m: m.worker.load_model(authority, requests[m.rank])
-    )
-    ranks = tuple(
-        LoadedRank(info=info, device=device, layers=layers, report=report)
-        for info, device, layers, report in zip(infos, devices, ranges, reports, strict=True)
-    )
+    ]
+    held = [_held_stage(info, request) for info, request in zip(infos, requests, strict=True)]
+    if num_blocks is None:
+        num_blocks = _kept_blocks(held, config.cache.num_blocks)
+    report(loading([m.rank for m, stage in zip(members, held, strict=True) if stage is None]))
+
+    async def load(member: Member) -> LoadedRank:
+        stage = member.rank.stage
+        return await _load_rank(
+            member,
+            authority,
+            requests[stage],
+            info=infos[stage],
+            held=held[stage],
+            num_blocks=num_blocks,
+        )
+
+    ranks = tuple(await on_every_rank(members, load))
     _log_loaded(members, ranks)
-    return LoadedGroup(authority=authority, ranks=ranks, max_model_len=max_model_len)
+    return LoadedGroup(
+        authority=authority, ranks=ranks, max_model_len=max_model_len, num_blocks=num_blocks
+    )
 
 
 def resolve_max_model_len(config: CoordinatorConfig, folder: ModelFolder) -> int:
@@ -115,7 +148,7 @@ def resolve_dtype(
 
 
 def check_fit_to_start(members: Sequence[Member], infos: Sequence[WorkerInfo]) -> None:
-    """Refuse workers of another protocol, claimed before, or named twice."""
+    """Refuse workers of another protocol, or named twice."""
     member_by_incarnation: dict[str, Member] = {}
     for member, info in zip(members, infos, strict=True):
         if not info.protocol_min <= PROTOCOL_VERSION <= info.protocol_max:
@@ -123,15 +156,73 @@ def check_fit_to_start(members: Sequence[Member], infos: Sequence[WorkerInfo]) -
                 f"{member} speaks protocol {info.protocol_min} to {info.protocol_max} and this "
                 f"coordinator {PROTOCOL_VERSION}: run the same release on both"
             )
-        if info.state != FRESH_STATE:
-            raise WrongState(
-                f"{member} is {info.state}: it was claimed by an earlier coordinator; restart it"
-            )
         other = member_by_incarnation.setdefault(info.incarnation, member)
         if other is not member:
             raise ConfigError(
                 f"{other} and {member} are one process: name a different worker for each stage"
             )
+
+
+def check_not_claimed(
+    members: Sequence[Member], infos: Sequence[WorkerInfo], authority: Authority
+) -> None:
+    """Raise Fenced when a worker obeys a coordinator that came after this one."""
+    for member, info in zip(members, infos, strict=True):
+        if info.epoch > authority.epoch:
+            raise Fenced(
+                f"{member} obeys a newer coordinator, of epoch {info.epoch}; this one is of epoch "
+                f"{authority.epoch} and gives way"
+            )
+
+
+def _new_authority(infos: Sequence[WorkerInfo]) -> Authority:
+    epoch = 1 + max(info.epoch for info in infos)
+    return Authority(coordinator_id=uuid.uuid4().hex, epoch=epoch)
+
+
+def _held_stage(info: WorkerInfo, request: LoadModel) -> HeldStage | None:
+    """What a worker holds, if that is what it would be told to load and nothing is half done."""
+    held = info.held_stage
+    is_whole = info.state == LOADED_STATE or info.state in WARM_STATES
+    return held if held is not None and is_whole and held.request == request else None
+
+
+def _kept_blocks(held: Sequence[HeldStage | None], configured: int | None) -> int | None:
+    """The KV cache blocks of the ranks that hold some, when they agree and are what was asked for."""
+    counts = {stage.num_blocks for stage in held if stage is not None and stage.num_blocks}
+    if len(counts) != 1:
+        return None
+    (num_blocks,) = counts
+    return num_blocks if configured in (None, num_blocks) else None
+
+
+async def _load_rank(
+    member: Member,
+    authority: Authority,
+    request: LoadModel,
+    *,
+    info: WorkerInfo,
+    held: HeldStage | None,
+    num_blocks: int | None,
+) -> LoadedRank:
+    worker, device, report = member.worker, info.device, held.report if held else None
+    is_warm = held is not None and held.num_blocks > 0 and held.num_blocks == num_blocks
+    num_loads = info.num_loads
+    if info.state == FRESH_STATE:
+        device = await worker.init_device(authority)
+    if report is None or (info.state != LOADED_STATE and not is_warm):
+        if info.state in GROUP_STATES and info.epoch == authority.epoch:
+            await worker.end_generation(authority, info.generation)
+        report = await worker.load_model(authority, request)
+        num_loads += 1
+    return LoadedRank(
+        info=info,
+        device=device,
+        layers=range(request.first_layer, request.end_layer),
+        report=report,
+        num_loads=num_loads,
+        is_warm=is_warm,
+    )
 
 
 def _load_request(
@@ -172,5 +263,6 @@ def _log_loaded(members: Sequence[Member], ranks: Sequence[LoadedRank]) -> None:
                 "parameter_bytes": part.report.parameter_bytes,
                 "bytes_read": part.report.bytes_read,
                 "seconds": part.report.seconds,
+                "num_loads": part.num_loads,
             },
         )

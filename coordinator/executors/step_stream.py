@@ -1,7 +1,8 @@
-"""Steps pipelined over one long-lived stream: requests go out in order, answers come back in order.
+"""Steps pipelined over a long-lived stream: requests go out in order, answers come back in order.
 
-Knows neither protobuf messages nor steps' contents: the owner encodes requests and decodes answers.
-Does not resend and does not reopen a stream that ended.
+A broken call may be replaced: what is unanswered is sent again on the new one, in order, and the
+worker answers a step it has run without running it again. Knows neither protobuf messages nor steps'
+contents: the owner encodes requests, decodes answers and says whether a broken call is replaced.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import grpc
 from grpc.aio import EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
 
 from common.errors import ServiceError, WorkerLost
+from common.rpc.status import ERROR_CLASS_KEY
 from common.step import ExecuteResult, StepId
 
 
@@ -42,17 +44,26 @@ class StepAnswer:
     outcome: ExecuteResult | ServiceError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnd:
+    """Why a call ended; is_broken: its connection did, and nobody ended it on purpose."""
+
+    cause: str
+    is_broken: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Unanswered:
     step_id: StepId
+    request: Any
     future: "Future[ExecuteResult]"
 
 
 class StepStream:
-    """Owner of one RunSteps call, with a writer and a reader task.
+    """The steps of one generation on one worker, over one RunSteps call after another.
 
-    `on_end` is awaited once, with the cause, when the other side ended the call or broke its order;
-    the steps still unanswered then wait for `fail`.
+    `replace` is awaited when the call has ended: it gives the next call, or None when the stream is
+    over; the steps still unanswered then wait for `fail`.
     """
 
     def __init__(
@@ -61,18 +72,16 @@ class StepStream:
         *,
         name: str,
         decode: Callable[[Any], StepAnswer],
-        on_end: Callable[[str], Awaitable[None]],
+        replace: Callable[[CallEnd], Awaitable[StepCall | None]],
     ) -> None:
         self._call = call
+        self._name = name
         self._decode = decode
-        self._on_end = on_end
-        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._replace = replace
         self._unanswered: deque[_Unanswered] = deque()
+        self._unsent: asyncio.Queue[Any] = asyncio.Queue()
         self._error: ServiceError | None = None
-        self._tasks = (
-            asyncio.create_task(self._write_requests(), name=f"write steps to {name}"),
-            asyncio.create_task(self._read_answers(), name=f"read steps of {name}"),
-        )
+        self._run_task = asyncio.create_task(self._run(call), name=f"steps of {name}")
 
     def submit(self, step_id: StepId, request: Any) -> "Future[ExecuteResult]":
         """Queue a request without waiting; the future holds its answer or its error."""
@@ -80,8 +89,8 @@ class StepStream:
         if self._error is not None:
             future.set_exception(self._error)
             return future
-        self._unanswered.append(_Unanswered(step_id=step_id, future=future))
-        self._outbox.put_nowait(request)
+        self._unanswered.append(_Unanswered(step_id=step_id, request=request, future=future))
+        self._unsent.put_nowait(request)
         return future
 
     def fail(self, error: ServiceError) -> None:
@@ -97,37 +106,60 @@ class StepStream:
     async def close(self) -> None:
         """End the call; unanswered steps fail."""
         self.fail(WorkerLost("the coordinator closed the step stream"))
-        for task in self._tasks:
-            task.cancel()
+        self._run_task.cancel()
+        await asyncio.gather(self._run_task, return_exceptions=True)
         self._call.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _write_requests(self) -> None:
-        while True:
-            request = await self._outbox.get()
-            try:
-                await self._call.write(request)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # the call is over; the reader learns why
+    async def _run(self, call: StepCall | None) -> None:
+        while call is not None:
+            self._call = call
+            end = await self._exchange(call)
+            call.cancel()
+            call = await self._replace(end)
 
-    async def _read_answers(self) -> None:
-        await self._on_end(await self._read_until_end())
-
-    async def _read_until_end(self) -> str:
-        """Resolve answers until there are no more; returns why."""
+    async def _exchange(self, call: StepCall) -> CallEnd:
+        """Send what is unanswered, then what is submitted, and resolve answers until the call ends."""
+        self._unsent = asyncio.Queue()
+        for step in self._unanswered:
+            self._unsent.put_nowait(step.request)
+        writer = asyncio.create_task(
+            _write_requests(call, self._unsent), name=f"write steps to {self._name}"
+        )
         try:
-            while (response := await self._call.read()) is not EOF:
+            return await self._read_until_end(call)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _read_until_end(self, call: StepCall) -> CallEnd:
+        try:
+            while (response := await call.read()) is not EOF:
                 answer = self._decode(response)
                 if not self._unanswered or answer.step_id != self._unanswered[0].step_id:
-                    return f"it answered step {answer.step_id.step} out of order"
+                    return CallEnd(cause=f"it answered step {answer.step_id.step} out of order")
                 _resolve(self._unanswered.popleft().future, answer.outcome)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                return f"connection closed: {error.details()}"
-            return f"it ended the step stream: {error.details()}"
+            if _is_of_the_connection(error):
+                return CallEnd(cause=f"connection closed: {error.details()}", is_broken=True)
+            return CallEnd(cause=f"it ended the step stream: {error.details()}")
         except ServiceError as error:
-            return f"its answer cannot be read: {error}"
-        return "it ended the step stream"
+            return CallEnd(cause=f"its answer cannot be read: {error}")
+        return CallEnd(cause="it ended the step stream")
+
+
+async def _write_requests(call: StepCall, requests: "asyncio.Queue[Any]") -> None:
+    while True:
+        request = await requests.get()
+        try:
+            await call.write(request)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the call is over; the reader learns why
+
+
+def _is_of_the_connection(error: grpc.aio.AioRpcError) -> bool:
+    """Whether gRPC itself said so; what a worker says carries the name of its error."""
+    is_named = any(key == ERROR_CLASS_KEY for key, _ in error.trailing_metadata() or ())
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_named
 
 
 def _resolve(future: "Future[ExecuteResult]", outcome: ExecuteResult | ServiceError) -> None:

@@ -7,7 +7,11 @@ from common.worker_api import Rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTopology:
-    """One rank as an operator sees it; `cause` is empty while it serves."""
+    """One rank as an operator sees it; `cause` is empty while it serves.
+
+    num_loads: how often its process has read parameters. phase: what its device thread is doing,
+    empty while nobody hears from it, and for how many seconds.
+    """
 
     rank: Rank
     address: str
@@ -17,3 +21,6 @@ class WorkerTopology:
     end_layer: int
     parameter_bytes: int
     cause: str
+    num_loads: int = 0
+    phase: str = ""
+    seconds_in_phase: float = 0.0

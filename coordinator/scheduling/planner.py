@@ -3,16 +3,19 @@
 The planner is the one that knows what the workers hold. It does not choose sequences or blocks.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from common.requests import SamplingParams
+from common.state_digest import state_digest
 from common.step import CachedRequests, NewRequest, Ragged, SchedulerOutput, StepId
 from coordinator.kv.block_pool import NULL_BLOCK
 from coordinator.scheduling.sequence import Sequence
 
 WARM_UP_TOKEN = 0
+WARM_UP_STEP = 1
 
 
 class ScheduledRow(NamedTuple):
@@ -35,7 +38,9 @@ class _Held:
 class StepPlanner:
     """Numbers the steps of a generation and writes each as the difference to the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, check_state_every: int = 0) -> None:
+        """Every so many steps one asks for the workers' digest of their state; 0: none does."""
+        self._check_state_every = check_state_every
         self._epoch = 0
         self._generation = 0
         self._last_step = 0
@@ -98,6 +103,18 @@ class StepPlanner:
         self._finished.append(handle)
         return output
 
+    def state_digest(self, sequences: Iterable[Sequence]) -> bytes:
+        """Digest of what the workers hold of these sequences once they have run every step so far."""
+        return state_digest(
+            (
+                sequence.handle,
+                (sequence.block_table[: held.num_blocks],),
+                sequence.num_computed_tokens,
+            )
+            for sequence in sequences
+            if (held := self._held.get(sequence.handle)) is not None
+        )
+
     def _next_output(
         self,
         *,
@@ -115,10 +132,16 @@ class StepPlanner:
             num_scheduled_tokens=np.array(counts, dtype=np.int32),
             finished_handles=np.array(self._finished, dtype=np.uint64),
             preempted_handles=np.array(self._preempted, dtype=np.uint64),
+            want_state_digest=self._is_state_check(self._last_step),
         )
         self._finished.clear()
         self._preempted.clear()
         return output
+
+    def _is_state_check(self, step: int) -> bool:
+        # The request of the warm-up step is the workers' alone.
+        every = self._check_state_every
+        return every > 0 and step % every == 0 and step > WARM_UP_STEP
 
     def _new_request(self, sequence: Sequence) -> NewRequest:
         held = self._held[sequence.handle] = _Held()

@@ -60,7 +60,7 @@ class Scheduler:
         self._max_steps_in_flight = config.steps_in_flight(num_stages)
         self._eos_token_ids = eos_token_ids
         self._allocator = KVAllocator(BlockPool(num_blocks), block_size=block_size)
-        self._planner = StepPlanner()
+        self._planner = StepPlanner(check_state_every=config.check_state_every)
         self._cohorts = Cohorts(config.num_cohorts(num_stages))
         self._waiting: WaitingQueue = FirstComeQueue(config.max_waiting)
         self._running: dict[int, Sequence] = {}
@@ -96,6 +96,17 @@ class Scheduler:
         assert not self._running, "sequences still hold blocks of the former generation"
         assert not self._in_flight, "steps of the former generation are still in flight"
         self._planner.begin_generation(epoch=epoch, generation=generation)
+
+    def end_generation(self) -> None:
+        """Forget every sequence and every step in flight: what the workers hold of them is void."""
+        for handle in list(self._sequences):
+            self.abort(handle)
+        while self._in_flight:
+            self._end_step(self._in_flight.popleft())
+
+    def state_digest(self) -> bytes:
+        """What workers must answer once they have run every step planned so far and no other."""
+        return self._planner.state_digest(self._running.values())
 
     def add(self, request: Request) -> int:
         """Queue a request and return its handle.

@@ -34,6 +34,7 @@ from common.step import (
     IntermediateTensors,
     ModelRunnerOutput,
     SchedulerOutput,
+    StepId,
 )
 from common.worker_api import (
     PROTOCOL_VERSION,
@@ -62,7 +63,7 @@ CPU = ClusterConfig(device="cpu", threads=1)
 
 
 class SubmitsPhases:
-    """A scripted worker with the two calls that the servicer needs beyond `WorkerApi`."""
+    """A scripted worker with the calls that the servicer needs beyond `WorkerApi`."""
 
     def __init__(self, worker: WorkerApi) -> None:
         self._worker = worker
@@ -73,6 +74,13 @@ class SubmitsPhases:
     def submit_execute(self, request: ExecuteModel, *, sample: bool) -> Awaitable[object]:
         """Queue a step."""
         return self._worker.submit_step(request.scheduler_output, sample=sample)
+
+    def is_current(self, step_id: StepId) -> bool:
+        """Its one stream is never replaced."""
+        return False
+
+    def on_generation_over(self, callback: Callable[[str], None]) -> None:
+        """Its streams end with the client."""
 
 
 async def scripted(stack: AsyncExitStack, num_stages: int) -> Sequence[WorkerApi]:

@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
+from common.clock import SystemClock
 from common.config import CoordinatorConfig
 from common.model_folder import read_model_folder
 from common.requests import Request, SamplingParams, StopParams
 from coordinator.engine.replica import Replica
+from coordinator.executors.launch import worker_fleet
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -16,15 +18,22 @@ GREEDY = SamplingParams(temperature=0.0)
 @asynccontextmanager
 async def running_replica(config: CoordinatorConfig) -> AsyncIterator[Replica]:
     """Bring a replica up on config.model.model, a folder, and end it afterwards."""
-    folder = read_model_folder(Path(config.model.model))
-    replica = await Replica.start(config, folder, on_serving_changed=lambda is_serving: None)
-    run = asyncio.create_task(replica.loop.run(), name="engine loop")
+    replica = Replica(
+        config,
+        read_model_folder(Path(config.model.model)),
+        fleet=worker_fleet(config),
+        clock=SystemClock(),
+    )
     try:
-        await replica.loop.wait_until_serving()
-        yield replica
+        await replica.start()
+        run = asyncio.create_task(replica.run(), name="replica")
+        try:
+            await replica.loop.wait_until_serving()
+            yield replica
+        finally:
+            await replica.drain(0)
+            await run
     finally:
-        await replica.loop.drain(0)
-        await run
         await replica.shutdown()
 
 

@@ -50,7 +50,7 @@ async def scripted_engine(
         poison_token_id=poison_token_id,
         is_checking=is_checking,
     )
-    executor = await Executor.create(workers, config, _folder(num_layers=num_stages))
+    executor = await Executor.create(workers, config, scripted_folder(num_layers=num_stages))
     await executor.initialize(num_blocks)
     scheduler = Scheduler(
         schedule,
@@ -61,8 +61,8 @@ async def scripted_engine(
         eos_token_ids=frozenset(),
     )
     changes: list[bool] = []
-    loop = EngineLoop(scheduler, executor, on_serving_changed=changes.append)
-    run = asyncio.create_task(loop.run(), name="engine loop")
+    loop = EngineLoop(scheduler, on_serving_changed=changes.append)
+    run = asyncio.create_task(loop.run(executor), name="engine loop")
     try:
         if is_warm:
             await loop.wait_until_serving()
@@ -78,9 +78,12 @@ async def scripted_engine(
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
         await executor.shutdown()
+        for worker in workers:
+            await worker.close()
 
 
-def _folder(*, num_layers: int) -> ModelFolder:
+def scripted_folder(*, num_layers: int) -> ModelFolder:
+    """A model that exists in name only."""
     return ModelFolder(
         path=Path("scripted"),
         name="scripted",

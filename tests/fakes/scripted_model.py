@@ -13,6 +13,7 @@ import numpy as np
 
 from common.errors import InvalidStep
 from common.requests import SamplingParams
+from common.state_digest import state_digest
 from common.step import (
     Int32s,
     Logprobs,
@@ -90,6 +91,13 @@ class ScriptedModel:
     def forget_requests(self) -> None:
         """Drop all request state; the paged store keeps its contents."""
         self._requests = {}
+
+    def state_digest(self) -> bytes:
+        """Digest of the requests held."""
+        return state_digest(
+            (request.handle, (request.block_ids,), request.num_computed_tokens)
+            for request in self._requests.values()
+        )
 
     def apply(self, output: SchedulerOutput) -> list[SampledRow]:
         """Run one step; raises InvalidStep, with nothing changed, when it contradicts the state."""

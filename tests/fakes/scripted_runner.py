@@ -21,6 +21,7 @@ from common.worker_api import (
     MemoryBudget,
     MemoryReport,
 )
+from worker_service.runner.digests import Digests
 from worker_service.runner.preprocess import StageInputs
 
 BLOCK_BYTES = 1024
@@ -80,6 +81,10 @@ class ScriptedRunner:
         self.applied.clear()
         self._pending = None
 
+    def digests(self, *, wanted: bool = True) -> Digests:
+        """The digest of the applied steps; there is no cache."""
+        return Digests(state=sha256(repr(self.applied).encode()).digest()) if wanted else Digests()
+
     def validate(self, output: SchedulerOutput) -> None:
         """Refuse the steps named in `invalid_steps`."""
         if output.step_id.step in self.invalid_steps:
@@ -92,7 +97,7 @@ class ScriptedRunner:
         step = output.step_id.step
         self.during_step(step)
         if output.num_rows == 0:
-            return self._empty_output(output.step_id)
+            return self._empty_output(output)
         self.applied.append((step, "execute"))
         came_in = torch.full((1, 1), float(step - 1)) if self._is_first else _single(inputs)
         if not self._is_last:
@@ -113,13 +118,13 @@ class ScriptedRunner:
             key=StepKey(step_id=step_id, phase=Phase.SAMPLE),
             handles=handles,
             sampled_token_ids=Ragged.from_rows([[token]] * len(handles)),
+            state_digest=self.digests(wanted=output.want_state_digest).state,
         )
 
-    def _empty_output(self, step_id: StepId) -> ModelRunnerOutput:
-        return ModelRunnerOutput(
-            key=StepKey(step_id=step_id, phase=Phase.EXECUTE),
-            state_digest=sha256(repr(self.applied).encode()).digest(),
-        )
+    def _empty_output(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        digests = self.digests(wanted=output.want_state_digest)
+        key = StepKey(step_id=output.step_id, phase=Phase.EXECUTE)
+        return ModelRunnerOutput(key=key, state_digest=digests.state)
 
 
 def _single(inputs: StageInputs) -> Tensor:

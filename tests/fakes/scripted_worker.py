@@ -6,7 +6,8 @@ before it has finished step n. A stage can be slow, fail a step, fail one reques
 
 import asyncio
 from asyncio import Future
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 from common.errors import Fenced, NeedResync, ServiceError, WorkerLost, WrongOrder, WrongState
 from common.step import (
@@ -24,8 +25,10 @@ from common.worker_api import (
     PROTOCOL_VERSION,
     Authority,
     BeginGeneration,
+    DevicePhase,
     ExecuteModel,
     GenerationReport,
+    HeldStage,
     KVCacheGroup,
     KVCacheReport,
     KVCacheSpec,
@@ -35,6 +38,7 @@ from common.worker_api import (
     MemoryReport,
     Peer,
     Rank,
+    WorkerActivity,
     WorkerInfo,
 )
 from tests.fakes.scripted_model import ModelLimits, SampledRow, ScriptedModel, runner_output
@@ -42,14 +46,19 @@ from tests.fakes.stage_handoff import StageHandoff
 
 PARAMETER_BYTES_PER_LAYER = 1000
 BYTES_PER_BLOCK = 1024
+IN_GENERATION = ("JOINED", "SERVING")
+HOLDING = ("MODEL_LOADED", "CACHE_READY", "WARM")
 NEXT_STATE = {
     ("CREATED", "init_device"): "DEVICE_READY",
     ("DEVICE_READY", "load_model"): "MODEL_LOADED",
+    **{(state, "load_model"): "MODEL_LOADED" for state in (*HOLDING, *IN_GENERATION)},
     ("MODEL_LOADED", "determine_available_memory"): "MODEL_LOADED",
     ("MODEL_LOADED", "get_kv_cache_spec"): "MODEL_LOADED",
     ("MODEL_LOADED", "initialize_kv_cache"): "CACHE_READY",
     ("CACHE_READY", "compile_or_warm_up"): "WARM",
     ("WARM", "begin_generation"): "JOINED",
+    ("JOINED", "begin_generation"): "JOINED",
+    ("SERVING", "begin_generation"): "JOINED",
     ("JOINED", "connect_peers"): "SERVING",
     ("SERVING", "end_generation"): "WARM",
     ("JOINED", "end_generation"): "WARM",
@@ -91,14 +100,17 @@ class ScriptedWorker:
         self._generation = 0
         self._rank = Rank()
         self._is_last = True
-        self._load: LoadModel | None = None
+        self._held: HeldStage | None = None
+        self._num_loads = 0
         self._model = ScriptedModel(ModelLimits())
         self._last_step = 0
-        self._due: tuple[SchedulerOutput, list[SampledRow]] | None = None
+        self._due: tuple[SchedulerOutput, list[SampledRow], bytes | None] | None = None
         self._failures: dict[int, ServiceError] = {}
         self._queue: asyncio.Queue[tuple[SchedulerOutput, bool, Future[ExecuteResult]]]
         self._runner: asyncio.Task[None] | None = None
         self._unanswered: set[Future[ExecuteResult]] = set()
+        self._replies: dict[tuple[StepId, bool], Future[ExecuteResult]] = {}
+        self._stuck_since: float | None = None
         self._lost_callbacks: list[Callable[[str], None]] = []
         self._lost_cause: str | None = None
 
@@ -107,6 +119,20 @@ class ScriptedWorker:
         """Handles of the requests this worker holds."""
         return self._model.known_handles
 
+    @property
+    def num_loads(self) -> int:
+        """How often this worker has read parameters."""
+        return self._num_loads
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether `lose` was called."""
+        return self._lost_cause is not None
+
+    def get_stuck(self) -> None:
+        """Say from now on that the device thread hangs in COMPUTE."""
+        self._stuck_since = asyncio.get_running_loop().time()
+
     def fail_step(self, step: int, error: ServiceError) -> None:
         """Let the step with this number fail with error when its turn comes."""
         self._failures[step] = error
@@ -114,6 +140,8 @@ class ScriptedWorker:
     def lose(self, cause: str) -> None:
         """Be gone: every unanswered and later call fails with WorkerLost, the callbacks hear why."""
         self._lost_cause = cause
+        if self._runner is not None:
+            self._runner.cancel()
         for future in list(self._unanswered):
             if not future.done():
                 future.set_exception(WorkerLost(cause))
@@ -136,6 +164,8 @@ class ScriptedWorker:
             epoch=self._authority.epoch,
             generation=self._generation,
             num_threads=1,
+            held_stage=self._held,
+            num_loads=self._num_loads,
         )
 
     async def init_device(self, authority: Authority) -> str:
@@ -146,18 +176,18 @@ class ScriptedWorker:
     async def load_model(self, authority: Authority, request: LoadModel) -> LoadReport:
         """Take the sizes and the place; a layer counts PARAMETER_BYTES_PER_LAYER."""
         self._command(authority, "load_model")
-        self._load = request
-        self._rank = request.rank
-        self._is_last = request.rank.stage == request.layout.num_stages - 1
-        num_bytes = (request.end_layer - request.first_layer) * PARAMETER_BYTES_PER_LAYER
-        return LoadReport(
-            parameter_bytes=num_bytes,
-            bytes_read=num_bytes,
-            tensors_read=request.end_layer - request.first_layer,
+        self._num_loads += 1
+        num_layers = request.end_layer - request.first_layer
+        report = LoadReport(
+            parameter_bytes=num_layers * PARAMETER_BYTES_PER_LAYER,
+            bytes_read=num_layers * PARAMETER_BYTES_PER_LAYER,
+            tensors_read=num_layers,
             weights_digest="scripted",
             dtype="float32",
             seconds=0.0,
         )
+        self._held = HeldStage(request=request, report=report)
+        return report
 
     async def determine_available_memory(
         self, authority: Authority, budget: MemoryBudget
@@ -197,7 +227,9 @@ class ScriptedWorker:
                 max_num_seqs=load.max_num_seqs,
             )
         )
-        return KVCacheReport(kv_id="scripted", kv_cache_bytes=num_blocks * BYTES_PER_BLOCK)
+        assert self._held is not None, "the state table puts load_model first"
+        self._held = replace(self._held, num_blocks=num_blocks, kv_id=self._incarnation)
+        return KVCacheReport(kv_id=self._incarnation, kv_cache_bytes=num_blocks * BYTES_PER_BLOCK)
 
     async def compile_or_warm_up(self, authority: Authority) -> float:
         """Become WARM."""
@@ -208,17 +240,22 @@ class ScriptedWorker:
         self, authority: Authority, request: BeginGeneration
     ) -> GenerationReport:
         """Forget all requests and count steps from 1 again."""
+        newest = self._generation if authority == self._authority else 0
+        if request.generation <= newest:
+            raise Fenced(f"generation {request.generation} is not newer than {newest}")
         self._command(authority, "begin_generation")
+        await self._stop_runner()
         self._generation = request.generation
         self._rank = request.rank
         self._is_last = request.rank.stage == request.layout.num_stages - 1
         self._last_step = 0
         self._due = None
         self._model.forget_requests()
+        self._replies.clear()
         self._queue = asyncio.Queue()
         self._runner = asyncio.create_task(self._run_queued(), name=f"scripted {request.rank}")
         return GenerationReport(
-            incarnation=self._incarnation, kv_id="scripted", weights_digest="scripted"
+            incarnation=self._incarnation, kv_id=self._incarnation, weights_digest="scripted"
         )
 
     async def connect_peers(
@@ -244,17 +281,23 @@ class ScriptedWorker:
         self._check_alive()
         if self._due is None or self._due[0].step_id != step_id:
             raise WrongOrder(f"step {step_id.step} was not executed, so it cannot be sampled")
-        output, rows = self._due
+        output, rows, digest = self._due
         self._due = None
-        return runner_output(
+        result = runner_output(
             output.step_id,
             rows,
             vocab_size=self._vocab_size,
             poison_token_id=self._poison_token_id,
         )
+        return replace(result, state_digest=digest)
 
-    def submit_step(self, output: SchedulerOutput, *, sample: bool) -> "Future[ExecuteResult]":
-        """Queue the step for the runner task."""
+    def submit_step(
+        self, output: SchedulerOutput, *, sample: bool, deadline: float | None = None
+    ) -> "Future[ExecuteResult]":
+        """Queue the step for the runner task; one submitted before is answered by the same result."""
+        key = (output.step_id, sample)
+        if (former := self._replies.get(key)) is not None:
+            return former
         future: Future[ExecuteResult] = asyncio.get_running_loop().create_future()
         if self._lost_cause is not None:
             future.set_exception(WorkerLost(self._lost_cause))
@@ -262,10 +305,29 @@ class ScriptedWorker:
         if self._state != "SERVING":
             future.set_exception(WrongState(f"run_step is not legal in state {self._state}"))
             return future
+        self._replies[key] = future
         self._unanswered.add(future)
         future.add_done_callback(self._unanswered.discard)
         self._queue.put_nowait((output, sample, future))
         return future
+
+    async def watch_status(self, *, interval: float) -> AsyncIterator[WorkerActivity]:
+        """Tell every interval seconds whether the worker is idle or stuck."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._check_alive()
+            since = clock() if self._stuck_since is None else self._stuck_since
+            yield WorkerActivity(
+                state=self._state,
+                epoch=self._authority.epoch,
+                generation=self._generation,
+                step=self._last_step,
+                phase=DevicePhase.IDLE if self._stuck_since is None else DevicePhase.COMPUTE,
+                seconds_in_phase=clock() - since,
+                kv_id=self._incarnation,
+                is_hung=self._stuck_since is not None,
+            )
+            await asyncio.sleep(interval)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Remember whom to tell; tell at once when lost already."""
@@ -283,8 +345,12 @@ class ScriptedWorker:
 
     def _command(self, authority: Authority, call: str) -> None:
         self._check_alive()
-        if authority.epoch < self._authority.epoch:
-            raise Fenced(f"epoch {authority.epoch} is older than {self._authority.epoch}")
+        is_usurper = authority.epoch == self._authority.epoch and authority != self._authority
+        if authority.epoch < self._authority.epoch or is_usurper:
+            raise Fenced(f"epoch {authority.epoch} does not command epoch {self._authority.epoch}")
+        is_same_group = self._state in IN_GENERATION and authority == self._authority
+        if call == "load_model" and is_same_group:
+            raise WrongState(f"load_model is not legal in state {self._state}")
         self._move(call)
         self._authority = authority
 
@@ -295,8 +361,8 @@ class ScriptedWorker:
         self._state = following
 
     def _loaded(self) -> LoadModel:
-        assert self._load is not None, "the state table puts load_model first"
-        return self._load
+        assert self._held is not None, "the state table puts load_model first"
+        return self._held.request
 
     async def _stop_runner(self) -> None:
         if self._runner is None:
@@ -331,19 +397,21 @@ class ScriptedWorker:
         if failure is not None:
             raise failure
         rows = self._model.apply(output) if self._is_checking or self._is_last else []
+        digest = self._model.state_digest() if output.want_state_digest else None
         self._last_step = output.step_id.step
         self.executed.append(output)
         key = StepKey(step_id=output.step_id, phase=Phase.EXECUTE)
         if not output.num_rows:
-            return ModelRunnerOutput(key=key)
+            return ModelRunnerOutput(key=key, state_digest=digest)
         if self._rank.stage > 0 and not is_fed:
             await self._handoff.wait(self._rank.stage - 1, output.step_id)
             started = clock()
         await self._sleep(max(0.0, started + self._step_seconds - clock()))
         if not self._is_last:
             self._handoff.finish(self._rank.stage, output.step_id)
-            return _intermediate_tensors(output, key, is_inline=is_inline)
-        self._due = (output, rows)
+            tensors = _intermediate_tensors(output, key, is_inline=is_inline)
+            return replace(tensors, state_digest=digest)
+        self._due = (output, rows, digest)
         return ExecutePending(key=key)
 
     def _check_step(self, output: SchedulerOutput) -> None:

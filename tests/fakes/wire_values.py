@@ -136,6 +136,7 @@ def model_runner_outputs(draw: st.DrawFn, phase: Phase = Phase.SAMPLE) -> ModelR
         request_errors=tuple(draw(st.lists(st.tuples(uint64, names), max_size=2))),
         timings=draw(timings),
         state_digest=draw(st.none() | st.binary(max_size=32)),
+        kv_digest=draw(st.none() | st.binary(max_size=32)),
     )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.step import ModelRunnerOutput, Phase, Ragged, StepId, StepKey
+from worker_service.runner.digests import Digests
 from worker_service.runner.execute_state import ExecuteModelState
 from worker_service.sampling.sampler import SamplerOutput
 
@@ -15,7 +16,7 @@ def collect(
     sampled: SamplerOutput,
     *,
     is_finite: NDArray[np.bool_],
-    digest: bytes | None,
+    digests: Digests,
 ) -> ModelRunnerOutput:
     """One token for each row with finite logits, an error for each of the others, in row order."""
     num_tokens = len(sampled.token_ids)
@@ -26,11 +27,12 @@ def collect(
         sampled_token_ids=Ragged(sampled.token_ids, np.arange(num_tokens + 1, dtype=np.uint32)),
         logprobs=sampled.logprobs,
         request_errors=tuple((handle, NOT_FINITE) for handle in failed),
-        state_digest=digest,
+        state_digest=digests.state,
+        kv_digest=digests.kv,
     )
 
 
-def empty_output(step_id: StepId, *, digest: bytes | None) -> ModelRunnerOutput:
+def empty_output(step_id: StepId, *, digests: Digests) -> ModelRunnerOutput:
     """The answer of a step without tokens."""
     key = StepKey(step_id=step_id, phase=Phase.EXECUTE)
-    return ModelRunnerOutput(key=key, state_digest=digest)
+    return ModelRunnerOutput(key=key, state_digest=digests.state, kv_digest=digests.kv)

@@ -25,13 +25,13 @@ from worker_service.batch.shapes import choose_shape
 from worker_service.batch.synthetic import StepSizes, ZeroInputs, largest_step, warm_up_steps
 from worker_service.runner.attention_metadata import build_attention_metadata
 from worker_service.runner.collector import collect, empty_output
+from worker_service.runner.digests import Digests, digest_state
 from worker_service.runner.execute_state import ExecuteModelState
 from worker_service.runner.forward import forward
 from worker_service.runner.load_stage import LoadedStage, load_stage
 from worker_service.runner.memory import kv_cache_bytes
 from worker_service.runner.memory_meter import memory_meter
 from worker_service.runner.preprocess import HIDDEN_STATES, StageInputs, preprocess
-from worker_service.runner.state_digest import state_digest
 from worker_service.runner.update_states import update_states
 from worker_service.runner.validation import StepLimits, validate_step
 from worker_service.sampling.logit_check import finite_rows
@@ -130,9 +130,9 @@ class ModelRunner:
         self._states.clear()
         self._due = None
 
-    def state_digest(self) -> bytes:
-        """Digest of the live requests and of the keys and values of their computed tokens."""
-        return state_digest(self._states, self._cache)
+    def digests(self, *, wanted: bool = True) -> Digests:
+        """Digests of the live requests and of the keys and values of their computed tokens."""
+        return digest_state(self._states, self._cache) if wanted else Digests()
 
     def validate(self, output: SchedulerOutput) -> None:
         """Raise InvalidStep, naming row and field, for a step that cannot be applied; change nothing."""
@@ -160,8 +160,8 @@ class ModelRunner:
             raise WrongOrder(f"the sample phase of step {self._due.step_id.step} is due")
         rows = update_states(output, states=self._states, sampling=self._sampling)
         if not output.num_rows:
-            digest = self.state_digest() if output.want_state_digest else None
-            return empty_output(output.step_id, digest=digest)
+            digests = self.digests(wanted=output.want_state_digest)
+            return empty_output(output.step_id, digests=digests)
         batch = prepare_inputs(rows, states=self._states, device=self._device)
         shape = choose_shape(batch)
         microbatches = split(batch)
@@ -190,8 +190,8 @@ class ModelRunner:
             logits_SV = logits_SV[torch.from_numpy(is_finite_S).to(self._device)]
             sampling = sampling.take(is_finite_S)
         sampled = sample(logits_SV, sampling)
-        digest = self.state_digest() if state.want_state_digest else None
-        return collect(state, sampled, is_finite=is_finite_S, digest=digest)
+        digests = self.digests(wanted=state.want_state_digest)
+        return collect(state, sampled, is_finite=is_finite_S, digests=digests)
 
     def _attend(self, batch: InputBatch) -> Attend:
         metadata = build_attention_metadata(batch, block_size=self._request.block_size)

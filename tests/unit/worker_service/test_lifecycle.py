@@ -69,6 +69,37 @@ def test_device_is_bound_once() -> None:
         lifecycle.advance(Call.INIT_DEVICE)
 
 
+HELD = {
+    State.DEVICE_READY: State.DEVICE_READY,
+    State.MODEL_LOADED: State.MODEL_LOADED,
+    State.CACHE_READY: State.CACHE_READY,
+    State.WARM: State.JOINED,
+    State.JOINED: State.JOINED,
+    State.SERVING: State.JOINED,
+}
+
+
+@pytest.mark.parametrize("state", HELD)
+def test_generation_may_begin_in_every_state_after_init_device(state: State) -> None:
+    """A worker that is warm joins it; the others stay what they are."""
+    assert after(state, Call.BEGIN_GENERATION) is HELD[state]
+
+
+@pytest.mark.parametrize("state", HELD)
+def test_model_may_be_loaded_in_every_state_after_init_device(state: State) -> None:
+    """The model held is dropped first, so that a load that fails leaves none."""
+    assert after(state, Call.DROP_MODEL) is State.DEVICE_READY
+    assert after(state, Call.LOAD_MODEL) is State.MODEL_LOADED
+
+
+def after(state: State, call: Call) -> State:
+    """The state that follows a call."""
+    lifecycle = Lifecycle()
+    lifecycle._state = state
+    lifecycle.advance(call)
+    return lifecycle.state
+
+
 @pytest.mark.parametrize("state", State)
 def test_shutdown_is_always_legal(state: State) -> None:
     """Every state can be left by shutting down, and nothing but shutdown follows."""

@@ -1,11 +1,13 @@
 """One step on one rank."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from common.channels.channel import InMemoryHub, TensorChannels
+from common.channels.channel import CancelToken, InMemoryHub, TensorChannels
 from common.errors import (
     InvalidRequest,
     InvalidStep,
@@ -17,10 +19,12 @@ from common.errors import (
 )
 from common.step import ExecutePending, IntermediateTensors, ModelRunnerOutput, Phase, StepKey
 from common.tensors import DType, WireTensor, wire_tensor
-from common.worker_api import ExecuteModel, Layout, Peer, Rank
+from common.worker_api import DevicePhase, ExecuteModel, Layout, Peer, Rank
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.manual_steps import EPOCH, GENERATION, cached_step, digest_step, step_id
 from tests.fakes.scripted_runner import ScriptedRunner
 from tests.fakes.worker_setup import load_request
+from worker_service.phase_board import PhaseBoard
 from worker_service.stage_links import StageLinks
 from worker_service.step_executor import StepExecutor
 from worker_service.step_guard import StepGuard
@@ -49,6 +53,18 @@ class TickingClock:
         return 0.0
 
 
+class NotedBoard(PhaseBoard):
+    """A phase board that notes every phase entered, and who is waited for in it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.entered: list[tuple[DevicePhase, Rank | None]] = []
+
+    def _enter(self, phase: DevicePhase, **details: Any) -> None:
+        super()._enter(phase, **details)
+        self.entered.append((phase, details.get("waiting_on")))
+
+
 class Stage:
     """A step executor on a scripted runner, with links of its own."""
 
@@ -56,12 +72,21 @@ class Stage:
         rank, layout = Rank(stage=stage), Layout(num_stages=num_stages)
         self.channels: TensorChannels = hub.channels(f"stage-{stage}")
         self.channels.begin(epoch=EPOCH, generation=GENERATION, rank=rank, capacity=4)
-        clock = TickingClock()
-        self.links = StageLinks(self.channels, rank=rank, layout=layout, device=CPU, clock=clock)
+        clock, self.token = TickingClock(), CancelToken()
+        self.board = NotedBoard(ManualClock())
+        self.links = StageLinks(
+            self.channels,
+            rank=rank,
+            layout=layout,
+            token=self.token,
+            device=CPU,
+            clock=clock,
+            board=self.board,
+        )
         request = load_request(".", stage=stage, num_stages=num_stages)
         self.runner = ScriptedRunner(device=CPU, folder=Path(), request=request)
         guard = StepGuard(epoch=EPOCH, generation=GENERATION)
-        self.steps = StepExecutor(self.runner, guard, self.links, clock=clock)
+        self.steps = StepExecutor(self.runner, guard, self.links, clock=clock, board=self.board)
 
     def digest(self, step: int) -> bytes | None:
         """The state digest, read by a step without tokens."""
@@ -128,6 +153,18 @@ def test_tensors_travel_over_the_channel(pipeline: tuple[Stage, Stage]) -> None:
     sampled = last.steps.execute_and_sample(execute(1))
     assert isinstance(sampled, ModelRunnerOutput)
     assert sampled.sampled_token_ids.row(0).tolist() == [2]
+
+
+def test_every_stage_answers_the_digests_asked_for(pipeline: tuple[Stage, Stage]) -> None:
+    """They come with the intermediate tensors and with the sampled tokens of the step that asks."""
+    wanted = replace(cached_step(1), want_state_digest=True)
+    for stage in pipeline:
+        answer = stage.steps.execute_and_sample(ExecuteModel(scheduler_output=wanted))
+        assert not isinstance(answer, ExecutePending)
+        assert answer.state_digest == stage.runner.digests().state
+    unasked = pipeline[0].steps.execute(execute(2))
+    assert isinstance(unasked, IntermediateTensors)
+    assert unasked.state_digest is None
 
 
 def test_tensors_travel_inline(pipeline: tuple[Stage, Stage]) -> None:
@@ -217,18 +254,9 @@ def test_failure_names_step_and_cause_and_ends_the_generation(
 def test_cancelled_wait_fails_the_step(pipeline: tuple[Stage, Stage]) -> None:
     """A stage that waits for its input stops when the generation's token is cancelled."""
     _, last = pipeline
-    last.links.cancel_waits("the coordinator ended the generation")
-    with pytest.raises(StepFailed, match="the coordinator ended the generation"):
+    last.token.cancel("generation 1 ended")
+    with pytest.raises(StepFailed, match="generation 1 ended"):
         last.steps.execute(execute(1))
-
-
-def test_queued_steps_of_an_ended_generation_do_not_run(pipeline: tuple[Stage, Stage]) -> None:
-    """The first stage waits for no input, and still runs nothing once the generation is to end."""
-    first, _ = pipeline
-    first.links.cancel_waits("the coordinator ended the generation")
-    with pytest.raises(StepFailed, match="the coordinator ended the generation"):
-        first.steps.execute(execute(1))
-    assert first.runner.applied == []
 
 
 def test_timings_leave_the_wait_out_of_compute(pipeline: tuple[Stage, Stage]) -> None:
@@ -244,6 +272,34 @@ def test_timings_leave_the_wait_out_of_compute(pipeline: tuple[Stage, Stage]) ->
     # Reads of the clock: start, wait start, wait end, forward end, sample start, sample end.
     assert received.timings.compute_start_ns == 3 * TICK_NS
     assert received.timings.compute_end_ns == 6 * TICK_NS
+
+
+def test_phases_are_shown_on_the_board(pipeline: tuple[Stage, Stage]) -> None:
+    """A step computes, waits for the rank before it, and hands tensors to the one behind it."""
+    first, last = pipeline
+    first.steps.execute(execute(1))
+    last.steps.execute_and_sample(ExecuteModel(scheduler_output=cached_step(1), deadline=2.0))
+    assert first.board.entered == [
+        (DevicePhase.COMPUTE, None),
+        (DevicePhase.SENDING, Rank(stage=1)),
+        (DevicePhase.IDLE, None),
+    ]
+    assert last.board.entered == [
+        (DevicePhase.COMPUTE, None),
+        (DevicePhase.WAIT_INPUT, Rank(stage=0)),
+        (DevicePhase.IDLE, None),
+        (DevicePhase.COMPUTE, None),
+        (DevicePhase.IDLE, None),
+    ]
+
+
+def test_both_phases_have_the_deadline_of_the_step(single: Stage) -> None:
+    """The sample phase may compute as long as the execute phase it came with."""
+    deadlines: list[float | None] = []
+    single.runner.during_step = lambda step: deadlines.append(single.board.activity.deadline)
+    request = ExecuteModel(scheduler_output=cached_step(1), deadline=2.5)
+    single.steps.execute_and_sample(request)
+    assert deadlines == [2.5, 2.5]
 
 
 def test_missing_next_stage_is_refused() -> None:

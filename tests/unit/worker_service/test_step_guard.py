@@ -59,10 +59,15 @@ def test_step_after_a_gap_is_invalid(guard: StepGuard) -> None:
 
 
 def test_applied_step_is_stale(guard: StepGuard) -> None:
-    """A step that was applied is not applied again."""
+    """A step that was applied is not applied again, also while the sample phase of another is due."""
     guard.executed(step_id(1), is_sample_due=False)
     with pytest.raises(StaleStep):
         guard.check_execute(planned(1))
+    guard.executed(step_id(2), is_sample_due=True)
+    with pytest.raises(StaleStep):
+        guard.check_execute(planned(1))
+    with pytest.raises(StaleStep):
+        guard.check_sample(step_id(1))
 
 
 def test_execute_twice_without_sampling_is_wrong_order(guard: StepGuard) -> None:
@@ -82,7 +87,7 @@ def test_sample_before_execute_is_wrong_order(guard: StepGuard) -> None:
     with pytest.raises(WrongOrder):
         guard.check_sample(step_id(2))
     guard.sampled()
-    with pytest.raises(WrongOrder):
+    with pytest.raises(StaleStep):
         guard.check_sample(step_id(1))
 
 

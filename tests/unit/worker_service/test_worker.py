@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from common.channels.channel import InMemoryHub
 from common.config import WorkerConfig
 from common.errors import (
+    Cancelled,
     ConfigError,
     Fenced,
     InvalidRequest,
@@ -19,7 +21,12 @@ from common.errors import (
     WrongState,
 )
 from common.step import ExecutePending, IntermediateTensors, ModelRunnerOutput
-from common.worker_api import Authority, ExecuteModel, LoadModel
+from common.worker_api import (
+    Authority,
+    DevicePhase,
+    ExecuteModel,
+    LoadModel,
+)
 from tests.fakes.manual_steps import EPOCH, GENERATION, cached_step, step_id
 from tests.fakes.scripted_runner import ScriptedRunner
 from tests.fakes.worker_setup import AUTHORITY, begin_request, join, load_request, warm_up
@@ -209,13 +216,26 @@ async def test_two_stages_hand_tensors_on(bench: Bench) -> None:
     assert result.sampled_token_ids.row(0).tolist() == [2]
 
 
+async def until(worker: Worker, phase: DevicePhase) -> None:
+    """Wait until the device thread is in a phase."""
+    async with asyncio.timeout(5), aclosing(worker.watch_status(interval=0.01)) as activities:
+        async for activity in activities:
+            if activity.phase is phase:
+                return
+
+
 async def test_end_of_generation_frees_a_waiting_device(bench: Bench) -> None:
     """EndGeneration ends a step that waits for a previous stage, and is then performed."""
     _, last = await bench.pipeline(2)
     waiting = last.submit_step(cached_step(1), sample=True)
+    queued = last.submit_step(cached_step(2), sample=True)
+    await until(last, DevicePhase.WAIT_INPUT)
     await asyncio.wait_for(last.end_generation(AUTHORITY, GENERATION), 5)
-    with pytest.raises(StepFailed, match="ended the generation"):
+    with pytest.raises(StepFailed, match="generation 1 of epoch 1 ended"):
         await waiting
+    with pytest.raises(Cancelled, match="generation 1 of epoch 1 ended"):
+        await queued
+    assert bench.runners[1].applied == []
     assert (await last.describe()).state == "WARM"
 
 
@@ -223,6 +243,7 @@ async def test_close_frees_a_waiting_device(bench: Bench) -> None:
     """Closing does not wait for a previous stage that sends nothing."""
     _, last = await bench.pipeline(2)
     waiting = last.submit_step(cached_step(1), sample=True)
+    await until(last, DevicePhase.WAIT_INPUT)
     await asyncio.wait_for(last.close(), 5)
     with pytest.raises(StepFailed):
         await waiting

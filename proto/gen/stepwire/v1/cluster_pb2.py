@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from stepwire.v1 import worker_pb2 as stepwire_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19stepwire/v1/cluster.proto\x12\x0bstepwire.v1\x1a\x18stepwire/v1/worker.proto\"\x0f\n\rStatusRequest\"\xc4\x01\n\x0cWorkerStatus\x12\x1f\n\x04rank\x18\x01 \x01(\x0b\x32\x11.stepwire.v1.Rank\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x11\n\tend_layer\x18\x06 \x01(\r\x12\x17\n\x0fparameter_bytes\x18\x07 \x01(\x04\x12\r\n\x05state\x18\x08 \x01(\t\x12\r\n\x05\x63\x61use\x18\t \x01(\t\"\xe4\x01\n\x0eStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12*\n\x07workers\x18\x06 \x03(\x0b\x32\x19.stepwire.v1.WorkerStatus\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x13\n\x0bnum_running\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\n \x01(\r2L\n\x07\x43luster\x12\x41\n\x06Status\x12\x1a.stepwire.v1.StatusRequest\x1a\x1b.stepwire.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19stepwire/v1/cluster.proto\x12\x0bstepwire.v1\x1a\x18stepwire/v1/worker.proto\"\x0f\n\rStatusRequest\"\x80\x02\n\x0cWorkerStatus\x12\x1f\n\x04rank\x18\x01 \x01(\x0b\x32\x11.stepwire.v1.Rank\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x11\n\tend_layer\x18\x06 \x01(\r\x12\x17\n\x0fparameter_bytes\x18\x07 \x01(\x04\x12\r\n\x05state\x18\x08 \x01(\t\x12\r\n\x05\x63\x61use\x18\t \x01(\t\x12\r\n\x05phase\x18\n \x01(\t\x12\x18\n\x10seconds_in_phase\x18\x0b \x01(\x01\x12\x11\n\tnum_loads\x18\x0c \x01(\r\"E\n\x0eLostGeneration\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x10\n\x08\x65nded_at\x18\x03 \x01(\x01\"\xc7\x03\n\x0eStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12*\n\x07workers\x18\x06 \x03(\x0b\x32\x19.stepwire.v1.WorkerStatus\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x13\n\x0bnum_running\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\n \x01(\r\x12\r\n\x05phase\x18\x0b \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x0c \x01(\t\x12\"\n\x15last_step_age_seconds\x18\r \x01(\x01H\x00\x88\x01\x01\x12\x35\n\x10lost_generations\x18\x0e \x03(\x0b\x32\x1b.stepwire.v1.LostGeneration\x12\x19\n\x11num_invalid_steps\x18\x0f \x01(\x04\x12\x18\n\x10num_state_checks\x18\x10 \x01(\x04\x12\x18\n\x10num_state_drifts\x18\x11 \x01(\x04\x42\x18\n\x16_last_step_age_seconds2L\n\x07\x43luster\x12\x41\n\x06Status\x12\x1a.stepwire.v1.StatusRequest\x1a\x1b.stepwire.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREQUEST']._serialized_start=68
   _globals['_STATUSREQUEST']._serialized_end=83
   _globals['_WORKERSTATUS']._serialized_start=86
-  _globals['_WORKERSTATUS']._serialized_end=282
-  _globals['_STATUSRESPONSE']._serialized_start=285
-  _globals['_STATUSRESPONSE']._serialized_end=513
-  _globals['_CLUSTER']._serialized_start=515
-  _globals['_CLUSTER']._serialized_end=591
+  _globals['_WORKERSTATUS']._serialized_end=342
+  _globals['_LOSTGENERATION']._serialized_start=344
+  _globals['_LOSTGENERATION']._serialized_end=413
+  _globals['_STATUSRESPONSE']._serialized_start=416
+  _globals['_STATUSRESPONSE']._serialized_end=871
+  _globals['_CLUSTER']._serialized_start=873
+  _globals['_CLUSTER']._serialized_end=949
 # @@protoc_insertion_point(module_scope)

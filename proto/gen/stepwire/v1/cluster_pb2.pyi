@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("rank", "address", "incarnation", "device", "first_layer", "end_layer", "parameter_bytes", "state", "cause")
+    __slots__ = ("rank", "address", "incarnation", "device", "first_layer", "end_layer", "parameter_bytes", "state", "cause", "phase", "seconds_in_phase", "num_loads")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,9 @@ class WorkerStatus(_message.Message):
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_IN_PHASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
     rank: _worker_pb2.Rank
     address: str
     incarnation: str
@@ -31,10 +34,23 @@ class WorkerStatus(_message.Message):
     parameter_bytes: int
     state: str
     cause: str
-    def __init__(self, rank: _Optional[_Union[_worker_pb2.Rank, _Mapping]] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., state: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+    phase: str
+    seconds_in_phase: float
+    num_loads: int
+    def __init__(self, rank: _Optional[_Union[_worker_pb2.Rank, _Mapping]] = ..., address: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., state: _Optional[str] = ..., cause: _Optional[str] = ..., phase: _Optional[str] = ..., seconds_in_phase: _Optional[float] = ..., num_loads: _Optional[int] = ...) -> None: ...
+
+class LostGeneration(_message.Message):
+    __slots__ = ("generation", "cause", "ended_at")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    cause: str
+    ended_at: float
+    def __init__(self, generation: _Optional[int] = ..., cause: _Optional[str] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("model", "serving", "epoch", "generation", "step", "workers", "num_waiting", "num_running", "num_blocks", "num_free_blocks")
+    __slots__ = ("model", "serving", "epoch", "generation", "step", "workers", "num_waiting", "num_running", "num_blocks", "num_free_blocks", "phase", "detail", "last_step_age_seconds", "lost_generations", "num_invalid_steps", "num_state_checks", "num_state_drifts")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +61,13 @@ class StatusResponse(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOST_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_INVALID_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATE_CHECKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATE_DRIFTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     serving: bool
     epoch: int
@@ -55,4 +78,11 @@ class StatusResponse(_message.Message):
     num_running: int
     num_blocks: int
     num_free_blocks: int
-    def __init__(self, model: _Optional[str] = ..., serving: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ...) -> None: ...
+    phase: str
+    detail: str
+    last_step_age_seconds: float
+    lost_generations: _containers.RepeatedCompositeFieldContainer[LostGeneration]
+    num_invalid_steps: int
+    num_state_checks: int
+    num_state_drifts: int
+    def __init__(self, model: _Optional[str] = ..., serving: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., last_step_age_seconds: _Optional[float] = ..., lost_generations: _Optional[_Iterable[_Union[LostGeneration, _Mapping]]] = ..., num_invalid_steps: _Optional[int] = ..., num_state_checks: _Optional[int] = ..., num_state_drifts: _Optional[int] = ...) -> None: ...

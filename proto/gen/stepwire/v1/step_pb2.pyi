@@ -140,7 +140,7 @@ class StepTimings(_message.Message):
     def __init__(self, compute_start_ns: _Optional[int] = ..., compute_end_ns: _Optional[int] = ..., wait_input_ns: _Optional[int] = ...) -> None: ...
 
 class ModelRunnerOutput(_message.Message):
-    __slots__ = ("key", "handles", "sampled_token_ids", "logprobs", "request_errors", "timings", "state_digest")
+    __slots__ = ("key", "handles", "sampled_token_ids", "logprobs", "request_errors", "timings", "state_digest", "kv_digest")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class ModelRunnerOutput(_message.Message):
     REQUEST_ERRORS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KV_DIGEST_FIELD_NUMBER: _ClassVar[int]
     key: StepKey
     handles: bytes
     sampled_token_ids: RaggedColumn
@@ -155,18 +156,23 @@ class ModelRunnerOutput(_message.Message):
     request_errors: _containers.RepeatedCompositeFieldContainer[RequestError]
     timings: StepTimings
     state_digest: bytes
-    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., handles: _Optional[bytes] = ..., sampled_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., request_errors: _Optional[_Iterable[_Union[RequestError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+    kv_digest: bytes
+    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., handles: _Optional[bytes] = ..., sampled_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., request_errors: _Optional[_Iterable[_Union[RequestError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ...) -> None: ...
 
 class IntermediateTensors(_message.Message):
-    __slots__ = ("key", "descriptors", "channel", "inline", "timings")
+    __slots__ = ("key", "descriptors", "channel", "inline", "timings", "state_digest", "kv_digest")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KV_DIGEST_FIELD_NUMBER: _ClassVar[int]
     key: StepKey
     descriptors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorDescriptor]
     channel: _tensor_pb2.ChannelPayload
     inline: _tensor_pb2.InlinePayload
     timings: StepTimings
-    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., descriptors: _Optional[_Iterable[_Union[_tensor_pb2.TensorDescriptor, _Mapping]]] = ..., channel: _Optional[_Union[_tensor_pb2.ChannelPayload, _Mapping]] = ..., inline: _Optional[_Union[_tensor_pb2.InlinePayload, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+    state_digest: bytes
+    kv_digest: bytes
+    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., descriptors: _Optional[_Iterable[_Union[_tensor_pb2.TensorDescriptor, _Mapping]]] = ..., channel: _Optional[_Union[_tensor_pb2.ChannelPayload, _Mapping]] = ..., inline: _Optional[_Union[_tensor_pb2.InlinePayload, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ...) -> None: ...

@@ -17,6 +17,15 @@ class StepErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STEP_ERROR_CODE_STALE: _ClassVar[StepErrorCode]
     STEP_ERROR_CODE_FENCED: _ClassVar[StepErrorCode]
     STEP_ERROR_CODE_INTERNAL: _ClassVar[StepErrorCode]
+
+class DevicePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEVICE_PHASE_UNSPECIFIED: _ClassVar[DevicePhase]
+    DEVICE_PHASE_IDLE: _ClassVar[DevicePhase]
+    DEVICE_PHASE_WAIT_INPUT: _ClassVar[DevicePhase]
+    DEVICE_PHASE_COMPUTE: _ClassVar[DevicePhase]
+    DEVICE_PHASE_SENDING: _ClassVar[DevicePhase]
+    DEVICE_PHASE_COMPILING: _ClassVar[DevicePhase]
 STEP_ERROR_CODE_UNSPECIFIED: StepErrorCode
 STEP_ERROR_CODE_INVALID: StepErrorCode
 STEP_ERROR_CODE_WRONG_ORDER: StepErrorCode
@@ -24,6 +33,12 @@ STEP_ERROR_CODE_NEED_RESYNC: StepErrorCode
 STEP_ERROR_CODE_STALE: StepErrorCode
 STEP_ERROR_CODE_FENCED: StepErrorCode
 STEP_ERROR_CODE_INTERNAL: StepErrorCode
+DEVICE_PHASE_UNSPECIFIED: DevicePhase
+DEVICE_PHASE_IDLE: DevicePhase
+DEVICE_PHASE_WAIT_INPUT: DevicePhase
+DEVICE_PHASE_COMPUTE: DevicePhase
+DEVICE_PHASE_SENDING: DevicePhase
+DEVICE_PHASE_COMPILING: DevicePhase
 
 class Rank(_message.Message):
     __slots__ = ("replica", "stage", "tensor_parallel")
@@ -56,7 +71,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "build", "incarnation", "device", "memory_bytes", "dtypes", "tensor_endpoint", "state", "epoch", "generation", "num_threads")
+    __slots__ = ("protocol_min", "protocol_max", "build", "incarnation", "device", "memory_bytes", "dtypes", "tensor_endpoint", "state", "epoch", "generation", "num_threads", "held_stage", "num_loads")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +84,8 @@ class DescribeResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    HELD_STAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     build: str
@@ -81,7 +98,21 @@ class DescribeResponse(_message.Message):
     epoch: int
     generation: int
     num_threads: int
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., build: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., tensor_endpoint: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., num_threads: _Optional[int] = ...) -> None: ...
+    held_stage: HeldStage
+    num_loads: int
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., build: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., tensor_endpoint: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., num_threads: _Optional[int] = ..., held_stage: _Optional[_Union[HeldStage, _Mapping]] = ..., num_loads: _Optional[int] = ...) -> None: ...
+
+class HeldStage(_message.Message):
+    __slots__ = ("request", "report", "num_blocks", "kv_id")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KV_ID_FIELD_NUMBER: _ClassVar[int]
+    request: LoadModelRequest
+    report: LoadModelResponse
+    num_blocks: int
+    kv_id: str
+    def __init__(self, request: _Optional[_Union[LoadModelRequest, _Mapping]] = ..., report: _Optional[_Union[LoadModelResponse, _Mapping]] = ..., num_blocks: _Optional[int] = ..., kv_id: _Optional[str] = ...) -> None: ...
 
 class InitDeviceRequest(_message.Message):
     __slots__ = ("authority",)
@@ -272,14 +303,16 @@ class EndGenerationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ExecuteModelRequest(_message.Message):
-    __slots__ = ("scheduler_output", "intermediate_tensors", "inline_reply")
+    __slots__ = ("scheduler_output", "intermediate_tensors", "inline_reply", "deadline_ms")
     SCHEDULER_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     INTERMEDIATE_TENSORS_FIELD_NUMBER: _ClassVar[int]
     INLINE_REPLY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     scheduler_output: _step_pb2.SchedulerOutput
     intermediate_tensors: _step_pb2.IntermediateTensors
     inline_reply: bool
-    def __init__(self, scheduler_output: _Optional[_Union[_step_pb2.SchedulerOutput, _Mapping]] = ..., intermediate_tensors: _Optional[_Union[_step_pb2.IntermediateTensors, _Mapping]] = ..., inline_reply: bool = ...) -> None: ...
+    deadline_ms: int
+    def __init__(self, scheduler_output: _Optional[_Union[_step_pb2.SchedulerOutput, _Mapping]] = ..., intermediate_tensors: _Optional[_Union[_step_pb2.IntermediateTensors, _Mapping]] = ..., inline_reply: bool = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
     __slots__ = ("key", "intermediate_tensors", "model_runner_output")
@@ -332,3 +365,31 @@ class RunStepsResponse(_message.Message):
     sample: SampleTokensResponse
     error: StepError
     def __init__(self, execute: _Optional[_Union[ExecuteModelResponse, _Mapping]] = ..., sample: _Optional[_Union[SampleTokensResponse, _Mapping]] = ..., error: _Optional[_Union[StepError, _Mapping]] = ...) -> None: ...
+
+class WatchStatusRequest(_message.Message):
+    __slots__ = ("interval_ms",)
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+
+class WatchStatusResponse(_message.Message):
+    __slots__ = ("state", "epoch", "generation", "step", "phase", "seconds_in_phase", "waiting_on", "kv_id", "is_hung")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_IN_PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_ON_FIELD_NUMBER: _ClassVar[int]
+    KV_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_HUNG_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    epoch: int
+    generation: int
+    step: int
+    phase: DevicePhase
+    seconds_in_phase: float
+    waiting_on: Rank
+    kv_id: str
+    is_hung: bool
+    def __init__(self, state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[DevicePhase, str]] = ..., seconds_in_phase: _Optional[float] = ..., waiting_on: _Optional[_Union[Rank, _Mapping]] = ..., kv_id: _Optional[str] = ..., is_hung: bool = ...) -> None: ...

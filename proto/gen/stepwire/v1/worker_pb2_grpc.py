@@ -100,6 +100,11 @@ class WorkerStub(object):
                 request_serializer=stepwire_dot_v1_dot_worker__pb2.RunStepsRequest.SerializeToString,
                 response_deserializer=stepwire_dot_v1_dot_worker__pb2.RunStepsResponse.FromString,
                 _registered_method=True)
+        self.WatchStatus = channel.unary_stream(
+                '/stepwire.v1.Worker/WatchStatus',
+                request_serializer=stepwire_dot_v1_dot_worker__pb2.WatchStatusRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_worker__pb2.WatchStatusResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -197,6 +202,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchStatus(self, request, context):
+        """What the worker is doing, told by its event loop at a fixed interval and at every change of state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -264,6 +276,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.RunSteps,
                     request_deserializer=stepwire_dot_v1_dot_worker__pb2.RunStepsRequest.FromString,
                     response_serializer=stepwire_dot_v1_dot_worker__pb2.RunStepsResponse.SerializeToString,
+            ),
+            'WatchStatus': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchStatus,
+                    request_deserializer=stepwire_dot_v1_dot_worker__pb2.WatchStatusRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_worker__pb2.WatchStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -618,6 +635,33 @@ class Worker(object):
             '/stepwire.v1.Worker/RunSteps',
             stepwire_dot_v1_dot_worker__pb2.RunStepsRequest.SerializeToString,
             stepwire_dot_v1_dot_worker__pb2.RunStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stepwire.v1.Worker/WatchStatus',
+            stepwire_dot_v1_dot_worker__pb2.WatchStatusRequest.SerializeToString,
+            stepwire_dot_v1_dot_worker__pb2.WatchStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

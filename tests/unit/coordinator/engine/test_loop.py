@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from common.config import ScheduleConfig
-from common.errors import AlreadyExists, ServiceError, StepFailed, Unavailable
+from common.errors import AlreadyExists, ServiceError, StepFailed, Unavailable, WorkerLost
 from common.requests import FinishReason
 from coordinator.engine.streams import TokenStream
 from tests.fakes.scripted_engine import scripted_engine
@@ -53,8 +53,10 @@ async def test_failed_warm_up_names_its_cause():
     """A worker that fails the warm-up step keeps the loop from serving, with the cause."""
     async with scripted_engine(is_warm=False) as engine:
         engine.workers[0].fail_step(1, StepFailed("no kernel for this shape"))
+        with pytest.raises(StepFailed, match="no kernel for this shape"):
+            await engine.run
         with pytest.raises(Unavailable, match="no kernel for this shape"):
-            await engine.loop.wait_until_serving()
+            engine.loop.submit(request((1,), max_tokens=1))
         assert engine.serving_changes == []
 
 
@@ -119,7 +121,8 @@ async def test_lost_worker_ends_every_request_with_the_cause():
                 await _read(stream)
         with pytest.raises(Unavailable, match=r"stage 1 .*signal 9"):
             engine.loop.submit(request((1,), max_tokens=1))
-        await engine.run
+        with pytest.raises(WorkerLost):
+            await engine.run
         assert not engine.loop.is_serving
         assert engine.serving_changes == [True, False]
         assert engine.scheduler.num_free_blocks == 63
@@ -132,7 +135,8 @@ async def test_failed_step_ends_every_request_with_the_cause():
         stream = engine.loop.submit(request((1,), max_tokens=400))
         with pytest.raises(Unavailable, match=r"stage 0 .*out of memory"):
             await _read(stream)
-        await engine.run
+        with pytest.raises(StepFailed, match="stage 0"):
+            await engine.run
 
 
 async def test_ended_loop_leaves_no_stream_open():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.config import CacheConfig, ClusterConfig, CoordinatorConfig, ModelConfig, ScheduleConfig
-from common.errors import ConfigError, ModelError, StepFailed, WorkerLost, WrongState
+from common.errors import ConfigError, ModelError, StepFailed, WorkerLost
 from common.model_folder import ModelFolder
 from common.requests import SamplingParams
 from common.step import NewRequest, SchedulerOutput, StepId
@@ -79,16 +79,10 @@ class SaysOfItself(ScriptedWorker):
     def __init__(self, **values: object) -> None:
         super().__init__(address="scripted:odd")
         self._values = values
-        self.is_closed = False
 
     async def describe(self):
         """The usual description, with the replacements."""
         return replace(await super().describe(), **self._values)
-
-    async def close(self) -> None:
-        """Remember it."""
-        self.is_closed = True
-        await super().close()
 
 
 class LoadsNothing(SaysOfItself):
@@ -166,17 +160,14 @@ async def test_topology_tells_layers_and_parameters():
             ConfigError,
             r"stage 1 \(scripted:odd\) speaks protocol 2 to 3 .* run the same release",
         ),
-        ({"state": "WARM"}, WrongState, r"stage 1 \(scripted:odd\) is WARM: .* restart it"),
     ],
 )
-async def test_unfit_worker_is_refused_by_rank_and_closed(values, error, message):
-    """Nobody is claimed when one worker cannot serve, and all are let go."""
+async def test_unfit_worker_is_refused_by_rank(values, error, message):
+    """Nobody is claimed when one worker cannot serve."""
     odd, fresh = SaysOfItself(**values), SaysOfItself()
     with pytest.raises(error, match=message):
         await Executor.create([fresh, odd], config(2), FOLDER)
     assert (await fresh.describe()).state == "CREATED"
-    assert odd.is_closed
-    assert fresh.is_closed
 
 
 async def test_one_process_named_twice_is_refused():

@@ -4,7 +4,7 @@ import pytest
 
 from common.config import ClusterConfig, CoordinatorConfig
 from common.errors import ConfigError
-from coordinator.executors.launch import launch_workers
+from coordinator.executors.launch import worker_fleet
 from coordinator.executors.local_process import available_cores, worker_flags
 from coordinator.executors.remote import RemoteWorker
 
@@ -29,16 +29,24 @@ def test_local_workers_end_with_their_coordinator():
 
 async def test_remote_workers_keep_the_order_of_the_addresses():
     """The list of --workers is the list of stages; nobody is called yet."""
-    config = CoordinatorConfig(cluster=ClusterConfig(workers=("a:1", "b:2")))
-    workers = await launch_workers(config)
+    fleet = worker_fleet(CoordinatorConfig(cluster=ClusterConfig(workers=("a:1", "b:2"))))
+    workers = await fleet.connect()
     assert [worker.address for worker in workers] == ["a:1", "b:2"]
     assert all(isinstance(worker, RemoteWorker) for worker in workers)
-    for worker in workers:
-        await worker.close()
+    await fleet.close()
 
 
-async def test_executor_that_is_not_there_is_refused():
+async def test_remote_workers_of_the_next_generation_are_connected_anew():
+    """A connection that was lost once stays lost, so that no step of before is answered later."""
+    fleet = worker_fleet(CoordinatorConfig(cluster=ClusterConfig(workers=("a:1",))))
+    (first,) = await fleet.connect()
+    (second,) = await fleet.connect()
+    assert first is not second
+    await fleet.close()
+
+
+def test_executor_that_is_not_there_is_refused():
     """The message names it and what to use instead."""
     config = CoordinatorConfig(cluster=ClusterConfig(executor="ray"))
     with pytest.raises(ConfigError, match="executor ray is not available: use local or remote"):
-        await launch_workers(config)
+        worker_fleet(config)

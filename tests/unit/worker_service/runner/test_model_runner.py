@@ -12,7 +12,8 @@ from transformers import LlamaForCausalLM
 
 from common.errors import TensorError, WrongOrder
 from common.requests import SamplingParams
-from common.step import Phase, StepId
+from common.state_digest import state_digest
+from common.step import ModelRunnerOutput, Phase, StepId
 from common.worker_api import MemoryBudget
 from tests.fakes.step_driver import GREEDY, GivenInputs, NoInputs, StepDriver, make_runner
 from tests.fakes.tiny_checkpoint import write_tiny_llama
@@ -162,10 +163,10 @@ def test_sample_before_execute_is_refused(stages):
     driver = driver_with_prompts(stages)
     driver.run({2: 3})
     runner = driver.runners[0]
-    before = runner.state_digest()
+    before = runner.digests()
     with pytest.raises(WrongOrder):
         runner.sample_tokens(StepId(epoch=1, generation=1, step=1))
-    assert runner.state_digest() == before
+    assert runner.digests() == before
 
 
 def test_execute_twice_is_refused_and_the_first_step_can_still_be_sampled(stages, reference):
@@ -174,12 +175,12 @@ def test_execute_twice_is_refused_and_the_first_step_can_still_be_sampled(stages
     runner = driver.runners[0]
     first, second = driver.plan({2: 3}), driver.plan({3: 7})
     assert runner.execute_model(first, NoInputs()) is None
-    before = runner.state_digest()
+    before = runner.digests()
     with pytest.raises(WrongOrder):
         runner.execute_model(second, NoInputs())
     with pytest.raises(WrongOrder):
         runner.sample_tokens(second.step_id)
-    assert runner.state_digest() == before
+    assert runner.digests() == before
     result = runner.sample_tokens(first.step_id)
     assert result.sampled_token_ids.values.tolist() == reference[2][:1]
     assert driver.execute(second).sampled_token_ids.values.tolist() == reference[3][:1]
@@ -214,23 +215,44 @@ def test_tensors_of_another_step_are_refused(stages, tensors):
 def test_a_step_without_tokens_drops_what_is_finished(stages):
     """It answers at once with the empty output, and its digest is that of no requests."""
     driver = driver_with_prompts(stages)
-    empty = driver.runners[0].state_digest()
+    empty = driver.runners[0].digests()
     driver.run({2: 3})
     driver.finish(2)
     result = driver.run({}, want_state_digest=True)
     assert result.key.phase is Phase.EXECUTE
     assert len(result.handles) == 0
-    assert result.state_digest == empty
+    assert (result.state_digest, result.kv_digest) == (empty.state, empty.kv)
 
 
 def test_the_digest_tells_computed_tokens_apart(stages):
-    """The same steps give the same digest; another token in the prompt gives another one."""
-    digests = []
+    """Another token in the prompt changes keys and values, and nothing a scheduler keeps books of."""
+    results: list[ModelRunnerOutput] = []
     for last_token in (31, 31, 30):
         driver = driver_with_prompts(stages)
         driver.sequences[3].tokens[-1] = last_token
-        digests.append(driver.run({1: 8, 3: 7}, want_state_digest=True).state_digest)
-    assert digests[0] == digests[1] != digests[2]
+        results.append(driver.run({1: 8, 3: 7}, want_state_digest=True))
+    first, same, other = results
+    assert first.kv_digest == same.kv_digest != other.kv_digest
+    assert first.state_digest == same.state_digest == other.state_digest
+
+
+def test_the_digest_of_the_state_is_what_a_scheduler_computes(stages):
+    """Every stage answers the digest of handles, block tables and counts as its scheduler has them."""
+    driver = driver_with_prompts(stages, num_stages=2)
+    driver.run({1: 8, 2: 3})
+    result = driver.run({1: 8, 2: 1, 3: 7}, want_state_digest=True)
+    expected = state_digest(
+        (handle, [sequence.blocks], sequence.num_computed)
+        for handle, sequence in driver.sequences.items()
+    )
+    assert result.state_digest == expected
+    assert [runner.digests().state for runner in driver.runners] == [expected, expected]
+
+
+def test_digests_are_answered_only_when_asked_for(stages):
+    """They read the whole cache, so an ordinary step is spared them."""
+    result = driver_with_prompts(stages).run({1: 8})
+    assert (result.state_digest, result.kv_digest) == (None, None)
 
 
 def test_logits_that_are_not_finite_fail_only_their_request(stages, reference):
@@ -268,9 +290,9 @@ def test_profile_and_warm_up_leave_no_trace(folder, stage):
     assert report.activation_bytes > 64 * 64 * 4
     assert report.profile_seconds > 0
     runner.initialize_kv_cache(8)
-    before = runner.state_digest()
+    before = runner.digests()
     assert runner.warm_up() > 0
-    assert runner.state_digest() == before
+    assert runner.digests() == before
 
 
 def test_a_sequence_as_long_as_the_model_allows_can_be_warmed_up(folder):

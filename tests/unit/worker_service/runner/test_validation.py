@@ -238,10 +238,10 @@ BROKEN = {
 def test_a_broken_step_is_refused_and_changes_nothing(runner, name):
     """The error names row and field; the digest of the worker's state stays."""
     step, complaint = BROKEN[name]
-    before = runner.state_digest()
+    before = runner.digests()
     with pytest.raises(InvalidStep, match=complaint):
         runner.validate(step.output())
-    assert runner.state_digest() == before
+    assert runner.digests() == before
 
 
 LEGAL = {
@@ -277,9 +277,9 @@ LEGAL = {
 @pytest.mark.parametrize("name", LEGAL)
 def test_a_legal_step_passes_and_changes_nothing(runner, name):
     """Checking alone does not apply a step."""
-    before = runner.state_digest()
+    before = runner.digests()
     runner.validate(LEGAL[name].output())
-    assert runner.state_digest() == before
+    assert runner.digests() == before
 
 
 def test_without_a_cache_no_block_exists(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The digest of request states and cache."""
+"""The digests of request states and cache."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from common.requests import SamplingParams
 from common.step import NewRequest
 from worker_service.attention.kv_cache import KVCache
 from worker_service.batch.request_states import RequestStates
+from worker_service.runner.digests import digest_state
 from worker_service.runner.memory import full_attention_spec
-from worker_service.runner.state_digest import state_digest
 
 SPEC = full_attention_spec(
     num_layers=2, num_kv_heads=2, head_size=4, block_size=4, dtype=torch.bfloat16
@@ -44,40 +44,37 @@ def make_states(handles: list[int]) -> RequestStates:
 
 
 def test_slots_do_not_count():
-    """The same requests in other slots have the same digest."""
+    """The same requests in other slots have the same digests."""
     cache = make_cache()
-    assert state_digest(make_states([1, 2]), cache) == state_digest(make_states([2, 1]), cache)
+    assert digest_state(make_states([1, 2]), cache) == digest_state(make_states([2, 1]), cache)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
 def test_every_computed_token_counts(layer, which):
-    """One changed element at a computed token, in keys or values of any layer, changes the digest."""
+    """One changed element at a computed token, in keys or values of any layer, is seen in the cache."""
     states, cache = make_states([1, 2]), make_cache()
-    before = state_digest(states, cache)
+    before = digest_state(states, cache)
     cache.slots(layer)[which][1, 2 * 4 + 2, 3] += 1
-    assert state_digest(states, cache) != before
+    after = digest_state(states, cache)
+    assert after.kv != before.kv
+    assert after.state == before.state
 
 
 def test_undefined_token_slots_do_not_count():
     """Neither blocks of nobody nor the unfilled end of a block is part of the state."""
     states, cache = make_states([1, 2]), make_cache()
-    before = state_digest(states, cache)
+    before = digest_state(states, cache)
     cache.slots(0)[0][:, 3 * 4 :] += 1
     cache.slots(0)[0][:, 2 * 4 + 3] += 1
-    assert state_digest(states, cache) == before
+    assert digest_state(states, cache) == before
 
 
 def test_handles_tables_and_counts_count():
-    """Each of them changes the digest even where the cache holds the same."""
+    """Each of them changes the digest of the state."""
     cache = make_cache()
-    for tensor in (tensor for layer in range(2) for tensor in cache.slots(layer)):
-        tensor.zero_()
-    digests = {state_digest(make_states([1]), cache), state_digest(make_states([2]), cache)}
-    states = make_states([1])
-    states.advance(np.array([0]), np.array([1], np.int32))
-    digests.add(state_digest(states, cache))
-    states = make_states([1])
-    states.blocks.replace(0, np.array([2], np.int32))
-    digests.add(state_digest(states, cache))
-    assert len(digests) == 4
+    advanced, moved = make_states([1]), make_states([1])
+    advanced.advance(np.array([0]), np.array([1], np.int32))
+    moved.blocks.replace(0, np.array([2], np.int32))
+    states = (make_states([1]), make_states([2]), advanced, moved)
+    assert len({digest_state(each, cache).state for each in states}) == 4

@@ -1,0 +1,1 @@
+"""Finding the rank that keeps its group waiting."""

@@ -1,0 +1,95 @@
+"""What the device thread is doing: it writes, and anyone may read without asking it.
+
+Knows neither steps nor health: who reads judges. Only COMPUTE can hang, since every other wait of
+the device thread is for someone else and can be cancelled.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from common.clock import Clock
+from common.step import StepId
+from common.worker_api import DevicePhase, Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceActivity:
+    """A phase, and since when it lasts, in seconds of the monotonic clock.
+
+    step_id: the step that runs, or ran last; None when none has. waiting_on: the rank whose tensors are
+    waited for or sent to. deadline: seconds COMPUTE may last; None: no limit.
+    """
+
+    phase: DevicePhase
+    since: float
+    step_id: StepId | None = None
+    waiting_on: Rank | None = None
+    deadline: float | None = None
+
+    @property
+    def step(self) -> int:
+        """The number of that step, 0 when there is none."""
+        return self.step_id.step if self.step_id else 0
+
+    @property
+    def hangs_at(self) -> float | None:
+        """When, on the same clock, the phase counts as hung; None when it cannot."""
+        if self.phase is not DevicePhase.COMPUTE or self.deadline is None:
+            return None
+        return self.since + self.deadline
+
+    def is_hung(self, now: float) -> bool:
+        """Whether COMPUTE has outlived the step's deadline."""
+        return self.hangs_at is not None and now >= self.hangs_at
+
+
+class PhaseBoard:
+    """The activity of one device thread; written by that thread alone.
+
+    `activity` may be read from any thread: each change is the assignment of one frozen value.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._activity = DeviceActivity(phase=DevicePhase.IDLE, since=clock.monotonic())
+
+    @property
+    def activity(self) -> DeviceActivity:
+        """What the device thread is doing now."""
+        return self._activity
+
+    @contextmanager
+    def computing(self, step_id: StepId, *, deadline: float | None) -> Iterator[None]:
+        """The body computes a phase of this step; what it waits for in between is `during`."""
+        self._enter(DevicePhase.COMPUTE, step_id=step_id, deadline=deadline)
+        try:
+            yield
+        finally:
+            self._enter(DevicePhase.IDLE, step_id=step_id)
+
+    @contextmanager
+    def during(self, phase: DevicePhase, *, waiting_on: Rank | None = None) -> Iterator[None]:
+        """The body is in this phase; the phase around it then starts anew, with age 0."""
+        around = self._activity
+        self._enter(phase, step_id=around.step_id, waiting_on=waiting_on)
+        try:
+            yield
+        finally:
+            self._activity = replace(around, since=self._clock.monotonic())
+
+    def _enter(
+        self,
+        phase: DevicePhase,
+        *,
+        step_id: StepId | None,
+        waiting_on: Rank | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self._activity = DeviceActivity(
+            phase=phase,
+            since=self._clock.monotonic(),
+            step_id=step_id,
+            waiting_on=waiting_on,
+            deadline=deadline,
+        )

@@ -1,0 +1,62 @@
+"""Digests of what this rank knows of the live requests, and of their keys and values."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from common.state_digest import state_digest
+from common.step import Int64s
+from worker_service.attention.kv_cache import KVCache
+from worker_service.batch.request_states import RequestStates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """Digest of the request states, and of the computed part of the cache; None: not asked for."""
+
+    state: bytes | None = None
+    kv: bytes | None = None
+
+
+def digest_state(states: RequestStates, kv_cache: KVCache) -> Digests:
+    """Both digests of what stands now."""
+    return Digests(state=_state_digest(states), kv=_kv_digest(states, kv_cache))
+
+
+def _state_digest(states: RequestStates) -> bytes:
+    """Digest of handles, block tables and computed counts, which slots do not enter."""
+    slots = [(handle, states.slot(handle)) for handle in states.handles]
+    return state_digest(
+        (handle, (states.blocks.row(slot),), int(states.num_computed[slot]))
+        for handle, slot in slots
+    )
+
+
+def _kv_digest(states: RequestStates, kv_cache: KVCache) -> bytes:
+    """SHA-256 over keys, then values, of every computed token, layer after layer.
+
+    Tokens count in the order of their requests' handles. Of a block only the token slots that hold
+    computed tokens count: the others are undefined.
+    """
+    digest = hashlib.sha256()
+    token_slots = torch.from_numpy(_token_slots(states))
+    for layer in range(kv_cache.num_layers):
+        for slots_KSD in kv_cache.slots(layer):
+            stored = slots_KSD[:, token_slots.to(slots_KSD.device)]
+            digest.update(stored.contiguous().view(torch.uint8).cpu().numpy().data)
+    return digest.digest()
+
+
+def _token_slots(states: RequestStates) -> Int64s:
+    """Cache slots of the computed tokens of all live requests, in the order of their handles."""
+    parts = [np.empty(0, dtype=np.int64)]
+    for handle in states.handles:
+        slot = states.slot(handle)
+        block_index, offset = np.divmod(
+            np.arange(states.num_computed[slot], dtype=np.int64), states.block_size
+        )
+        blocks = states.blocks.row(slot).astype(np.int64)
+        parts.append(blocks[block_index] * states.block_size + offset)
+    return np.concatenate(parts)
