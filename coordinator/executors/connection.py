@@ -6,7 +6,7 @@ know what the calls mean.
 
 import asyncio
 from asyncio import Future, Task
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -68,7 +68,7 @@ class WorkerConnection:
         asked = self._ask(method, request, timeout=deadline, wait_for_ready=wait_for_ready)
         return await self._unless_lost(asked)
 
-    async def watch(self, method: Any, request: Any) -> AsyncIterator[Any]:
+    async def watch(self, method: Any, request: Any) -> AsyncGenerator[Any]:
         """The replies of a server stream, called again when its connection broke or it ended.
 
         Raises the error of the loss when the worker is lost.

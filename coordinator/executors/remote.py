@@ -6,7 +6,8 @@ again in time, and all that is unanswered fails when it is not. Does not know wh
 
 import asyncio
 from asyncio import Future
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from stepwire.v1 import worker_pb2 as pb
 
@@ -182,11 +183,12 @@ class RemoteWorker:
         request = pb.RunStepsRequest(execute=execute, sample_with_execute=sample)
         return self._stream.submit(output.step_id, request)
 
-    async def watch_status(self, *, interval: float) -> AsyncIterator[WorkerActivity]:
+    async def watch_status(self, *, interval: float) -> AsyncGenerator[WorkerActivity]:
         """What the worker is doing, also across broken connections; interval in seconds."""
         request = pb.WatchStatusRequest(interval_ms=max(1, round(interval * 1000)))
-        async for reply in self._connection.watch(self._stub.WatchStatus, request):
-            yield worker_codec.decode_activity(reply)
+        async with aclosing(self._connection.watch(self._stub.WatchStatus, request)) as replies:
+            async for reply in replies:
+                yield worker_codec.decode_activity(reply)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back with the cause when the worker is lost; at once when it is already."""
