@@ -209,8 +209,9 @@ class Replica:
 
     def _give_up(self, rank: Rank, cause: str) -> None:
         assert self._group is not None, "only the ranks of a group are watched"
-        self._fleet.discard(rank.stage)
+        # In this order: the end of a discarded process is not the cause.
         self._group.executor.give_up(rank, cause)
+        self._fleet.discard(rank.stage)
 
     async def _rebuild_group(self) -> bool:
         """Try until there is a new group; False when the replica is drained meanwhile."""
