@@ -19,7 +19,12 @@ from common.errors import ServiceError, Unavailable, WorkerLost
 from common.rpc.client import connect
 from common.rpc.status import from_rpc_error, service_errors
 from common.worker_api import WorkerInfo
-from coordinator.executors.reconnect import RECONNECT_WINDOW, Membership, find_again
+from coordinator.executors.reconnect import (
+    RECONNECT_WINDOW,
+    Membership,
+    find_again,
+    is_connection_error,
+)
 
 
 class WorkerConnection:
@@ -80,7 +85,7 @@ class WorkerConnection:
                 while (reply := await self._unless_lost(call.read())) is not EOF:
                     yield reply
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if not is_connection_error(error):
                     raise from_rpc_error(error) from error
                 seen = f"connection closed: {error.details()}"
             finally:
