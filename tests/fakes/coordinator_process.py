@@ -4,16 +4,28 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from common.config_loader import child_environment
 from coordinator.client import Client
+from coordinator.engine.cluster_status import ClusterStatus
 
 ROOT = Path(__file__).parents[2]
 EXIT_TIMEOUT_SECONDS = 30.0
+POLL_SECONDS = 0.02
 FREE_PORTS = ("--grpc-port=0", "--http-port=0")
+PROMPT = (5, 6, 7, 8)
+TINY_LIMITS = (
+    "--max-model-len=2048",
+    "--kv-cache-bytes=8388608",
+    "--max-num-seqs=8",
+    "--max-num-batched-tokens=64",
+)
+"""Small budgets, so that profiling and warming up take no time."""
 
 
 class CoordinatorProcess:
@@ -82,3 +94,23 @@ def coordinator_process(*arguments: str) -> Iterator[CoordinatorProcess]:
         yield coordinator.wait_until_serving()
     finally:
         coordinator.kill()
+
+
+def wait_for(
+    client: Client, holds: Callable[[ClusterStatus], bool], *, seconds: float
+) -> ClusterStatus:
+    """Ask for the status until the condition holds; fails when it does not in that time."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not holds(status := client.status()):
+        assert time.monotonic() < deadline, f"still not so after {seconds} s: {status}"
+        pause.wait(POLL_SECONDS)
+    return status
+
+
+def greedy_tokens(
+    client: Client, *, num_tokens: int, prompt: Sequence[int] = PROMPT
+) -> tuple[int, ...]:
+    """num_tokens tokens after the prompt, past any end of sequence."""
+    answer = client.complete(prompt, max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    return answer.token_ids

@@ -1,7 +1,6 @@
 """A worker of a real group is killed: who waits hears it, and the group serves again without help."""
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,22 +11,20 @@ import pytest
 
 from common.errors import Unavailable
 from coordinator.client import Client
-from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.executors.progress import ReplicaPhase
-from tests.fakes.coordinator_process import CoordinatorProcess, coordinator_process
+from tests.fakes.coordinator_process import (
+    PROMPT,
+    TINY_LIMITS,
+    CoordinatorProcess,
+    coordinator_process,
+    greedy_tokens,
+    wait_for,
+)
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 from tests.fakes.worker_process import WorkerProcess, worker_processes
 
 TOLD_WITHIN_S = 2.0
 SERVES_WITHIN_S = 20.0
-POLL_S = 0.02
-PROMPT = (5, 6, 7, 8)
-LIMITS = (
-    "--max-model-len=2048",
-    "--kv-cache-bytes=8388608",
-    "--max-num-seqs=8",
-    "--max-num-batched-tokens=64",
-)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +45,7 @@ def remote(workers: list[WorkerProcess], model: Path) -> Iterator[CoordinatorPro
     """A coordinator of the two workers."""
     addresses = ",".join(worker.address for worker in workers)
     with coordinator_process(
-        "coordinator", f"--workers={addresses}", f"--model={model}", *LIMITS
+        "coordinator", f"--workers={addresses}", f"--model={model}", *TINY_LIMITS
     ) as started:
         yield started
 
@@ -57,29 +54,11 @@ def remote(workers: list[WorkerProcess], model: Path) -> Iterator[CoordinatorPro
 def local(model: Path) -> Iterator[CoordinatorProcess]:
     """A coordinator that starts two workers itself."""
     with coordinator_process(
-        "up", "--pp=2", "--device=cpu", "--threads=1", f"--model={model}", *LIMITS
+        "up", "--pp=2", "--device=cpu", "--threads=1", f"--model={model}", *TINY_LIMITS
     ) as started:
         yield started
         started.send_signal(signal.SIGTERM)
         assert started.wait() == (0, [])
-
-
-def tokens(client: Client, *, max_tokens: int) -> tuple[int, ...]:
-    """What the model says after the prompt."""
-    answer = client.complete(PROMPT, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return answer.token_ids
-
-
-def wait_for(
-    client: Client, holds: Callable[[ClusterStatus], bool], *, seconds: float
-) -> ClusterStatus:
-    """Ask for the status until the condition holds."""
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while not holds(status := client.status()):
-        assert time.monotonic() < deadline, f"still not so after {seconds} s: {status}"
-        pause.wait(POLL_S)
-    return status
 
 
 def error_of_open_request(client: Client, kill: Callable[[], None]) -> tuple[str, float]:
@@ -96,7 +75,7 @@ def error_of_open_request(client: Client, kill: Callable[[], None]) -> tuple[str
 
 def test_remote_worker_is_restarted_by_hand(remote, workers):
     """Status and errors name the rank in time; the group serves again; the other rank reads nothing."""
-    before = tokens(remote.client, max_tokens=8)
+    before = greedy_tokens(remote.client, num_tokens=8)
     survivor, victim = workers
     error, seconds = error_of_open_request(remote.client, victim.kill)
     assert seconds < TOLD_WITHIN_S
@@ -111,7 +90,7 @@ def test_remote_worker_is_restarted_by_hand(remote, workers):
     assert waiting.lost_generations[0].cause == error
     assert httpx.get(f"{remote.http_url}/health").status_code == 503
     with pytest.raises(Unavailable, match=r"stage 1 .* is being rebuilt"):
-        tokens(remote.client, max_tokens=1)
+        greedy_tokens(remote.client, num_tokens=1)
 
     restarted_at = time.monotonic()
     successor = WorkerProcess(f"--listen={victim.address}")
@@ -125,7 +104,7 @@ def test_remote_worker_is_restarted_by_hand(remote, workers):
             successor.incarnation,
         ]
         assert (status.epoch, status.phase) == (1, ReplicaPhase.SERVING)
-        assert tokens(remote.client, max_tokens=8) == before
+        assert greedy_tokens(remote.client, num_tokens=8) == before
         assert httpx.get(f"{remote.http_url}/health").status_code == 200
         remote.send_signal(signal.SIGTERM)
         assert remote.wait() == (0, [])
@@ -135,7 +114,7 @@ def test_remote_worker_is_restarted_by_hand(remote, workers):
 
 def test_local_worker_is_restarted_by_the_coordinator(local):
     """Nobody touches anything: a new child takes the place of the killed one."""
-    before = tokens(local.client, max_tokens=8)
+    before = greedy_tokens(local.client, num_tokens=8)
     children = psutil.Process(local.process.pid).children()
     victim = child_listening_on(children, local.client.status().workers[0].address)
     killed_at = time.monotonic()
@@ -147,7 +126,7 @@ def test_local_worker_is_restarted_by_the_coordinator(local):
     assert time.monotonic() - killed_at < SERVES_WITHIN_S
     assert [worker.num_loads for worker in status.workers] == [1, 1]
     assert status.generation > 1
-    assert tokens(local.client, max_tokens=8) == before
+    assert greedy_tokens(local.client, num_tokens=8) == before
 
 
 def child_listening_on(children: list[psutil.Process], address: str) -> psutil.Process:
