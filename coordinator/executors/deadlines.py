@@ -34,6 +34,8 @@ class DeadlineRules:
     refit_every: int = 32
 
 
+DEFAULT_RULES = DeadlineRules()
+
 Shape = tuple[int, int]
 """Tokens and rows of a step, each rounded up to a power of two."""
 
@@ -44,8 +46,8 @@ class StepDeadlines:
     context is the sum over the step's rows of the tokens computed before it.
     """
 
-    def __init__(self, rules: DeadlineRules | None = None) -> None:
-        self._rules = rules or DeadlineRules()
+    def __init__(self, rules: DeadlineRules = DEFAULT_RULES) -> None:
+        self._rules = rules
         self._num_steps = 0
         self._shapes: set[Shape] = set()
         self._is_rebuilt = False
