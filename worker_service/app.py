@@ -73,12 +73,11 @@ async def run_worker(
         ending.watch_signals()
         if exit_with_stdin:
             ending.watch_stdin(epoch=lambda: worker.epoch)
-        info = await worker.describe()
         announce(
             Ready(
                 address=_reachable_at(config, port),
-                tensor_endpoint=info.tensor_endpoint,
-                incarnation=info.incarnation,
+                tensor_endpoint=channels.endpoint,
+                incarnation=worker.incarnation,
             )
         )
         async with TaskSupervisor() as tasks:
