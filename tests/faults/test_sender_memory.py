@@ -1,6 +1,7 @@
 """A stage that computes faster than the next one takes its tensors does not collect them in memory."""
 
 import asyncio
+import logging
 import statistics
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from tests.fakes.channel_pair import FIRST, SECOND, key
 from tests.fakes.held_worker import held_workers
 from tests.fakes.running_coordinator import running_coordinator
 from tests.fakes.tiny_checkpoint import write_tiny_llama
+
+logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
 SECONDS, SETTLE_SECONDS = 60, 10
@@ -48,7 +51,7 @@ async def keep_asking(client: AsyncClient, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(4 * SECONDS)
-async def test_memory_of_a_fast_stage_is_flat(tmp_path: Path, record_property) -> None:
+async def test_memory_of_a_fast_stage_is_flat(tmp_path: Path) -> None:
     """The coordinator bounds the steps in flight, so a slow stage 1 holds back stage 0.
 
     In the time of the test stage 0 sends many times what its memory may grow by.
@@ -71,11 +74,10 @@ async def test_memory_of_a_fast_stage_is_flat(tmp_path: Path, record_property) -
         statistics.median(rss[:SETTLE_SECONDS]),
         statistics.median(rss[-SETTLE_SECONDS:]),
     )
-    sent = num_steps * STEP_BYTES
-    record_property("sent_bytes", sent)
-    record_property("rss_growth_bytes", after - before)
+    sent, grown = num_steps * STEP_BYTES, after - before
+    logger.info("stage 0 sent %d MiB and grew by %.1f MiB", sent // MIB, grown / MIB)
     assert sent > 100 * MIB
-    assert after - before < 16 * MIB
+    assert grown < 16 * MIB
 
 
 async def observe_sender(pid: int, address: str) -> tuple[list[int], int]:
