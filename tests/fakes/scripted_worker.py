@@ -9,7 +9,15 @@ from asyncio import Future
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
-from common.errors import Fenced, NeedResync, ServiceError, WorkerLost, WrongOrder, WrongState
+from common.errors import (
+    Fenced,
+    NeedResync,
+    ServiceError,
+    StepRefused,
+    WorkerLost,
+    WrongOrder,
+    WrongState,
+)
 from common.step import (
     ExecutePending,
     ExecuteResult,
@@ -273,6 +281,7 @@ class ScriptedWorker:
         """Become WARM again."""
         self._command(authority, "end_generation")
         await self._stop_runner()
+        self._replies.clear()
 
     async def execute_model(self, request: ExecuteModel) -> ExecuteResult:
         """Run the execute phase at once; inline tensors stand for the stage before."""
@@ -301,7 +310,8 @@ class ScriptedWorker:
     ) -> "Future[ExecuteResult]":
         """Queue the step for the runner task; one submitted before is answered by the same result."""
         key = (output.step_id, sample)
-        if (former := self._replies.get(key)) is not None:
+        former = self._replies.get(key)
+        if former is not None and not _is_refused(former):
             return former
         future: Future[ExecuteResult] = asyncio.get_running_loop().create_future()
         if self._lost_cause is not None:
@@ -455,6 +465,10 @@ def scripted_pipeline(
         )
         for stage in range(num_stages)
     ]
+
+
+def _is_refused(reply: "Future[ExecuteResult]") -> bool:
+    return reply.done() and not reply.cancelled() and isinstance(reply.exception(), StepRefused)
 
 
 def _intermediate_tensors(
