@@ -218,11 +218,14 @@ async def test_watch_ends_with_the_loss(proxy, worker):
     told: list[str] = []
     worker.on_lost(told.append)
     proxy.is_closing_new = True
-    activities = worker.watch_status(interval=0.01)
-    await anext(activities)
-    proxy.cut()
+
+    async def cut_and_watch() -> None:
+        async with aclosing(worker.watch_status(interval=0.01)) as activities:
+            async for _ in activities:
+                proxy.cut()
+
     with pytest.raises(WorkerLost) as caught:
-        await anext(activities)
+        await cut_and_watch()
     assert told == [str(caught.value)]
 
 
