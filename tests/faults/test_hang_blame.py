@@ -5,6 +5,7 @@ steps. Its floors are lower than the usual ones, so that nobody waits for ten se
 """
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
@@ -18,6 +19,7 @@ from common.errors import Unavailable
 from common.requests import Request, StopParams
 from coordinator.engine.replica import Replica
 from coordinator.executors.deadlines import DeadlineRules
+from coordinator.recovery.monitor import MAX_SILENCE
 from tests.fakes.held_worker import HeldWorker, held_workers
 from tests.fakes.running_replica import GREEDY, generate, running_replica
 from tests.fakes.tiny_checkpoint import write_tiny_llama
@@ -98,6 +100,20 @@ async def test_hanging_middle_rank_is_blamed(group):
     exit_code, _ = await asyncio.to_thread(group.workers[1].wait)
     assert exit_code == HANG_EXIT_CODE
     assert [worker.process.poll() for worker in group.workers] == [None, HANG_EXIT_CODE, None]
+
+
+async def test_stopped_process_is_blamed_for_its_silence(group):
+    """Its connections stand and its device thread says nothing: the silence of its event loop is told."""
+    is_running = asyncio.Event()
+    answer = asyncio.create_task(answer_until_it_fails(group.replica, "answer", is_running))
+    await is_running.wait()
+    group.workers[0].send_signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    with pytest.raises(
+        Unavailable, match=r"^stage 0 .* lost: its event loop is silent for 2\.\d s"
+    ):
+        await answer
+    assert time.monotonic() - stopped_at < MAX_SILENCE + 1.0
 
 
 async def slow_prefill(group: HeldGroup, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
