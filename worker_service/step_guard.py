@@ -20,11 +20,6 @@ class StepGuard:
         self._sample_due: StepId | None = None
         self._failure: StepFailed | None = None
 
-    @property
-    def generation(self) -> int:
-        """The generation whose steps run."""
-        return self._generation
-
     def check_execute(self, output: SchedulerOutput) -> None:
         """Raise unless this step's execute phase is what comes next.
 
