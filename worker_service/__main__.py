@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--exit-with-stdin",
         action="store_true",
-        help="end when standard input is closed and no new coordinator claims the worker in 7 s",
+        help="end when standard input is closed and no new coordinator claims the worker in 8 s",
     )
     return parser
 

@@ -17,7 +17,7 @@ logger = get_logger(__name__)
 DEVICE_LOST_EXIT = 1
 HANG_EXIT = 70
 
-ORPHAN_SECONDS = 7.0
+ORPHAN_SECONDS = 8.0
 """How long a worker whose parent is gone can be claimed by another coordinator."""
 
 ORPHAN_LIMIT_SECONDS = 10.0
@@ -91,7 +91,7 @@ class Ending:
         Thread(target=self._read_stdin, args=(epoch,), name="stdin", daemon=True).start()
 
     def orphaned(self, epoch: Callable[[], int]) -> None:
-        """End after a while, since the process that started this one is gone.
+        """Leave with code 0 after a while, since the process that started this one is gone.
 
         A coordinator whose epoch is another than what `epoch` tells now may claim the worker within
         that time; then it stays. Nobody counts on an orphan: a signal ends it at once.
@@ -126,11 +126,13 @@ class Ending:
             self._leave(0)
 
     def _end_unless_adopted(self, epoch: Callable[[], int], epoch_of_parent: int) -> None:
-        if epoch() == epoch_of_parent:
-            self._end(0)
-        else:
+        if epoch() != epoch_of_parent:
             logger.info("another coordinator claimed the orphan", extra={"epoch": epoch()})
             self._is_adopted.set()
+            return
+        # A tidy end takes seconds on a busy machine, and nobody is left to whom it would matter.
+        logger.info("worker ends", extra={"cause": "nobody claimed the orphan"})
+        self._leave(0)
 
     def _end(self, exit_code: int) -> None:
         if not self._exit_code.done():

@@ -87,10 +87,11 @@ async def test_stuck_device_leaves_at_once_with_its_own_code() -> None:
 
 async def test_orphan_ends_when_nobody_claims_it() -> None:
     """Without its parent process a worker has no use for long, also in the middle of a generation."""
-    ending = Ending(drain_timeout=LONG_SECONDS, orphan_seconds=0.01)
+    left: asyncio.Queue[int] = asyncio.Queue()
+    ending = Ending(drain_timeout=LONG_SECONDS, orphan_seconds=0.01, leave=left.put_nowait)
     ending.hold()
     ending.orphaned(lambda: 3)
-    assert await ended(ending) == 0
+    assert await asyncio.wait_for(left.get(), 5) == 0
 
 
 async def test_orphan_that_is_claimed_stays() -> None:
