@@ -43,7 +43,8 @@ from common.worker_api import (
     ExecuteModel,
     WorkerApi,
 )
-from coordinator.executors.local_process import WorkerProcess, start_local_workers, worker_flags
+from coordinator.executors.fleet import LocalFleet
+from coordinator.executors.local_process import WorkerProcess, worker_flags
 from coordinator.executors.remote import RemoteWorker
 from tests.fakes.pipeline_driver import AUTHORITY, BLOCK_SIZE, BUDGET, GENERATION, PipelineDriver
 from tests.fakes.scripted_model import scripted_tokens
@@ -116,7 +117,9 @@ async def remote(stack: AsyncExitStack, num_stages: int) -> Sequence[WorkerApi]:
 
 async def local_process(stack: AsyncExitStack, num_stages: int) -> Sequence[WorkerApi]:
     """Child processes of this one."""
-    return await start_local_workers(replace(CPU, pp=num_stages))
+    fleet = LocalFleet(replace(CPU, pp=num_stages))
+    stack.push_async_callback(fleet.close)
+    return await fleet.connect()
 
 
 async def _serve(stack: AsyncExitStack, worker: WorkerApi) -> RemoteWorker:
