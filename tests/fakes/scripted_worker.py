@@ -365,7 +365,8 @@ class ScriptedWorker:
         if call == "load_model" and is_same_group:
             raise WrongState(f"load_model is not legal in state {self._state}")
         self._move(call)
-        self._authority = authority
+        if authority != self._authority:
+            self._authority, self._generation = authority, 0
 
     def _move(self, call: str) -> None:
         following = NEXT_STATE.get((self._state, call))

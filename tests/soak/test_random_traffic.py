@@ -37,7 +37,9 @@ CHECK_STATE_EVERY = 50
 NUM_USERS = 6
 SAMPLE_EVERY_S = 2.0
 POLL_S = 0.05
-PATIENCE_S = 10.0
+SETTLED_S = 3.0
+"""Connections whose other end is gone are closed a while later."""
+PATIENCE_S = 30.0
 POOL_THREADS = 4
 """By so many the thread pools of asyncio and gRPC may grow; a leak would be one a request."""
 KIB = 1024
@@ -197,23 +199,24 @@ async def compare_books(client: AsyncClient) -> ClusterStatus:
 
 
 async def what_is_held(client: AsyncClient, processes: list[psutil.Process]) -> Held:
-    """What stands when the service is idle."""
+    """What stands when the service is idle, once it has not changed for SETTLED_S."""
     await until(client, is_idle)
+    held, since = count_held(processes), time.monotonic()
+    deadline = since + PATIENCE_S
+    while time.monotonic() < min(deadline, since + SETTLED_S):
+        await asyncio.sleep(POLL_S)
+        if (now := count_held(processes)) != held:
+            held, since = now, time.monotonic()
+    return held
+
+
+def count_held(processes: list[psutil.Process]) -> Held:
+    """What stands this moment."""
     return Held(
         sockets=tuple(len(process.net_connections("tcp")) for process in processes),
         threads=tuple(process.num_threads() for process in processes),
         num_tasks=len(asyncio.all_tasks()),
     )
-
-
-async def held_again(client: AsyncClient, processes: list[psutil.Process], expected: Held) -> Held:
-    """What is held once it is no more than expected, or after some patience."""
-    deadline = time.monotonic() + PATIENCE_S
-    while (held := await what_is_held(client, processes)) != expected:  # pools may stay larger
-        if time.monotonic() > deadline:
-            break
-        await asyncio.sleep(POLL_S)
-    return held
 
 
 @pytest.mark.soak
@@ -233,7 +236,7 @@ async def test_random_traffic(tmp_path, soak_seconds):
                 group.create_task(watch(processes, memory, now + soak_seconds))
                 await traffic(address, client, tally, soak_seconds)
             status = await compare_books(client)
-            after = await held_again(client, processes, before)
+            after = await what_is_held(client, processes)
     names = ["coordinator and clients", "worker 0", "worker 1"]
     slopes = dict(zip(names, memory.slopes(), strict=True))
     report = ", ".join(f"{name} {slope:+.0f}" for name, slope in slopes.items())
