@@ -10,9 +10,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from stepwire.v1 import worker_pb2 as pb
+from stepwire.v1.worker_pb2_grpc import WorkerStub
 
 from common.codecs import stream_codec, worker_codec
 from common.errors import DeadlineExceeded, ServiceError, WorkerLost, WrongState
+from common.rpc.status import service_errors
 from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import (
     Authority,
@@ -30,7 +32,7 @@ from common.worker_api import (
     WorkerInfo,
 )
 from coordinator.executors.connection import WorkerConnection
-from coordinator.executors.reconnect import Membership
+from coordinator.executors.reconnect import RECONNECT_WINDOW, Membership
 from coordinator.executors.step_stream import CallEnd, StepAnswer, StepCall, StepStream
 
 # Seconds. Generous: a slow disk or a cold compiler cache is no reason to give up a worker.
@@ -47,9 +49,11 @@ class RemoteWorker:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._connection = WorkerConnection(address, explain=self.find_cause)
+        self._connection = WorkerConnection(
+            address, describe=self._describe_once, explain=self.find_cause
+        )
         self._connection.on_lost(self._fail_stream)
-        self._stub = self._connection.stub
+        self._stub = WorkerStub(self._connection.channel)
         self._stream: StepStream | None = None
 
     async def describe(self) -> WorkerInfo:
@@ -214,6 +218,11 @@ class RemoteWorker:
             return self._stub.RunSteps()
         self.lose(await self.find_cause(end.cause))
         return None
+
+    async def _describe_once(self) -> WorkerInfo:
+        with service_errors():
+            reply = await self._stub.Describe(pb.DescribeRequest(), timeout=RECONNECT_WINDOW)
+        return worker_codec.decode_worker_info(reply)
 
     def _fail_stream(self, error: ServiceError) -> None:
         if self._stream is not None:
