@@ -5,10 +5,11 @@ The coordinator runs in this process, so that its tasks can be counted; clients 
 """
 
 import asyncio
+import gc
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,11 +26,13 @@ from common.config import (
     ScheduleConfig,
     ServeConfig,
 )
+from common.errors import Unavailable
 from common.tasks import TaskSupervisor
 from coordinator.app import Coordinator
 from coordinator.client import AsyncClient
 from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.shutdown import ShutdownRequest
+from tests.fakes.cutting_proxy import cutting_proxy
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 from tests.fakes.worker_process import WorkerProcess, worker_processes
 
@@ -127,9 +130,7 @@ async def one_request(
     manner = draw.choice(["finish", "finish", "abort", "leave", "disconnect"])
     num_deltas = draw.randint(0, 20)
     if manner == "disconnect":
-        other = AsyncClient(address)
-        await read(other, prompt, options, num_deltas=num_deltas)
-        await other.close()
+        await read_until_cut(address, prompt, options, seconds=draw.random() * 0.3)
         tally.disconnected += 1
     elif manner == "finish":
         await read(client, prompt, options)
@@ -143,6 +144,17 @@ async def one_request(
         await client.abort(request_id)
         await reading
         tally.aborted += 1
+
+
+async def read_until_cut(address: str, prompt: list[int], options: dict, *, seconds: float) -> None:
+    """Read over a connection of its own, which is reset after so long."""
+    async with cutting_proxy(address) as proxy, AsyncClient(proxy.address) as client:
+        reading = asyncio.create_task(read(client, prompt, options))
+        await proxy.wait_until_connected()
+        await asyncio.wait({reading}, timeout=seconds)
+        proxy.cut()
+        with suppress(Unavailable):
+            await reading
 
 
 async def read(
@@ -201,6 +213,8 @@ async def compare_books(client: AsyncClient) -> ClusterStatus:
 async def what_is_held(client: AsyncClient, processes: list[psutil.Process]) -> Held:
     """What stands when the service is idle, once it has not changed for SETTLED_S."""
     await until(client, is_idle)
+    # A channel that was closed keeps its connection until it is collected.
+    gc.collect()
     held, since = count_held(processes), time.monotonic()
     deadline = since + PATIENCE_S
     while time.monotonic() < min(deadline, since + SETTLED_S):
