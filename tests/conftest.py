@@ -30,6 +30,16 @@ GRACE_S = 3.0
 OPEN_CONTEXTS: "weakref.WeakSet[zmq.Context]" = weakref.WeakSet()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the caller say how long the tests marked `soak` run."""
+    parser.addoption(
+        "--soak-seconds",
+        type=float,
+        default=1200.0,
+        help="seconds of traffic in tests marked soak (default: 1200)",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Note every ZMQ context that is made; the library itself keeps no list."""
     # The library's thread for zero-copy sends lives as long as the process; here from the start.

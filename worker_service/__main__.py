@@ -1,13 +1,15 @@
 """Command line of the worker process: `python -m worker_service [worker] FLAGS`, or `model ...`.
 
 The one line on stdout is JSON and says where the worker is reached once it is; the log goes to
-stderr. Exit codes: 0 asked to end, 1 the device was lost, 2 a flag or setting cannot work.
+stderr. Exit codes: 0 asked to end, 1 the device was lost, 2 a flag or setting cannot work, 70 the
+device is stuck.
 """
 
 import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from common.logs import configure_logging
 
 if TYPE_CHECKING:
     from worker_service.app import Ready
+    from worker_service.runner.model_runner import ModelRunner
 
 CONFIG_ERROR_EXIT = 2
 
@@ -35,8 +38,10 @@ def main(arguments: list[str]) -> int:
             return run_worker_command(arguments)
 
 
-def run_worker_command(arguments: list[str]) -> int:
-    """Serve as a worker until told to end."""
+def run_worker_command(
+    arguments: list[str], *, make_runner: "Callable[..., ModelRunner] | None" = None
+) -> int:
+    """Serve as a worker until told to end, on a ModelRunner or what stands in its place."""
     flags = vars(_parser().parse_args(arguments))
     file, exit_with_stdin = flags.pop("config"), flags.pop("exit_with_stdin")
     configure_logging("worker")
@@ -44,9 +49,15 @@ def run_worker_command(arguments: list[str]) -> int:
         config = load_config(WorkerConfig, file=file, environ=environment(), flags=flags)
         # Imported here because it brings torch, which a wrong flag or --help need not wait for.
         from worker_service.app import run_worker
+        from worker_service.runner.model_runner import ModelRunner
 
         return asyncio.run(
-            run_worker(config, exit_with_stdin=exit_with_stdin, announce=_print_ready)
+            run_worker(
+                config,
+                exit_with_stdin=exit_with_stdin,
+                announce=_print_ready,
+                make_runner=make_runner or ModelRunner,
+            )
         )
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -66,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--exit-with-stdin",
         action="store_true",
-        help="end when standard input is closed, as when the parent process is gone",
+        help="end when standard input is closed and no new coordinator claims the worker in 8 s",
     )
     return parser
 

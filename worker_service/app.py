@@ -13,14 +13,19 @@ from stepwire.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
 from common.channels.channel import TensorChannels
 from common.channels.zmq_channel import ZmqChannels
+from common.clock import SystemClock
 from common.config import WorkerConfig, join_address, split_address
-from common.health import LIVENESS, WORKER, WORKER_STEPS, HealthBoard
+from common.health import HealthBoard
 from common.logs import get_logger
 from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import add_reflection, bind, build_server
+from common.tasks import TaskSupervisor
 from worker_service.ending import Ending
 from worker_service.lifecycle import State
+from worker_service.readiness import Readiness
+from worker_service.runner.model_runner import ModelRunner
 from worker_service.servicer import WorkerServicer
+from worker_service.watchdog import Watchdog
 from worker_service.worker import Worker
 
 logger = get_logger(__name__)
@@ -42,60 +47,83 @@ class Ready:
 
 
 async def run_worker(
-    config: WorkerConfig, *, exit_with_stdin: bool, announce: Callable[[Ready], None]
+    config: WorkerConfig,
+    *,
+    exit_with_stdin: bool,
+    announce: Callable[[Ready], None],
+    make_runner: Callable[..., ModelRunner],
 ) -> int:
     """Serve until it is time to end and return the exit code; `announce` is called when ready.
 
-    Raises ConfigError when an address or the device cannot be had.
+    `make_runner` takes what ModelRunner takes. Raises ConfigError when an address or the device
+    cannot be had.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     channels = ZmqChannels(config.tensor_bind, config.tensor_advertise)
     try:
         ending = Ending(drain_timeout=config.drain_timeout)
         health = HealthBoard()
+        readiness = Readiness(health)
         server = build_server(interceptors=[ServiceInterceptor()])
         port = bind(server, config.listen)
-        worker = _make_worker(config, channels, health, ending)
+        worker = _make_worker(config, channels, readiness, ending, make_runner)
         _add_services(server, worker, health)
         await server.start()
-        for name, serving in ((LIVENESS, True), (WORKER, True), (WORKER_STEPS, False)):
-            health.set(name, serving)
+        readiness.started()
         ending.watch_signals()
         if exit_with_stdin:
-            ending.watch_stdin()
-        info = await worker.describe()
+            ending.watch_stdin(epoch=lambda: worker.epoch)
         announce(
             Ready(
                 address=_reachable_at(config, port),
-                tensor_endpoint=info.tensor_endpoint,
-                incarnation=info.incarnation,
+                tensor_endpoint=channels.endpoint,
+                incarnation=worker.incarnation,
             )
         )
-        exit_code = await ending.wait()
-        await _stop(server, worker, health, exit_code)
+        async with TaskSupervisor() as tasks:
+            tasks.start("watchdog", _watchdog(config, worker, readiness, ending).run())
+            exit_code = await ending.wait()
+        readiness.ended()
+        await _stop(server, worker, exit_code)
         return exit_code
     finally:
         channels.close()
 
 
 def _make_worker(
-    config: WorkerConfig, channels: TensorChannels, health: HealthBoard, ending: Ending
+    config: WorkerConfig,
+    channels: TensorChannels,
+    readiness: Readiness,
+    ending: Ending,
+    make_runner: Callable[..., ModelRunner],
 ) -> Worker:
     def state_changed(state: State) -> None:
-        health.set(WORKER_STEPS, state is State.SERVING)
+        readiness.state_changed(state)
         if state.is_in_generation:
             ending.hold()
         else:
             ending.release()
 
     def lost(cause: str) -> None:
-        health.set(WORKER, serving=False)
-        health.set(WORKER_STEPS, serving=False)
+        readiness.ended()
         ending.device_lost(cause)
 
-    worker = Worker(config, channels, on_state=state_changed)
+    worker = Worker(config, channels, on_state=state_changed, make_runner=make_runner)
     worker.on_lost(lost)
     return worker
+
+
+def _watchdog(
+    config: WorkerConfig, worker: Worker, readiness: Readiness, ending: Ending
+) -> Watchdog:
+    return Watchdog(
+        worker.board,
+        SystemClock(),
+        hang_exit=config.hang_exit,
+        is_over=lambda step_id: not worker.is_current(step_id),
+        on_hung=readiness.hung,
+        on_stuck=ending.device_stuck,
+    )
 
 
 def _add_services(server: grpc.aio.Server, worker: Worker, health: HealthBoard) -> None:
@@ -112,12 +140,8 @@ def _reachable_at(config: WorkerConfig, port: int) -> str:
     return join_address(host, port)
 
 
-async def _stop(
-    server: grpc.aio.Server, worker: Worker, health: HealthBoard, exit_code: int
-) -> None:
+async def _stop(server: grpc.aio.Server, worker: Worker, exit_code: int) -> None:
     """Refuse new calls, let go of the device, and leave hard when a kernel does not return."""
-    for name in (WORKER, WORKER_STEPS):
-        health.set(name, serving=False)
     closing = asyncio.ensure_future(worker.close())
     await server.stop(STOP_GRACE_SECONDS)
     try:

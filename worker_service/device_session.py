@@ -203,7 +203,9 @@ class DeviceSession:
         with self._control(Call.BEGIN_GENERATION, authority):
             token.raise_if_cancelled()
             self.check_place(request)
-            self._leave_generation()
+            if self._lifecycle.state.is_in_generation:
+                self._leave_generation()
+                self._lifecycle.advance(Call.END_GENERATION)
             if self._lifecycle.state.is_warm:
                 self._generation = self._join(authority, request, token)
         held = self._held

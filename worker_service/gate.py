@@ -80,8 +80,8 @@ class Gate:
             self._end(f"epoch {authority.epoch} began")
 
     def close(self, reason: str) -> None:
-        """End the newest generation for good."""
-        self._end(reason)
+        """Stop what the device thread does for the newest generation, without telling anyone."""
+        self._token.cancel(reason)
 
     def _end(self, reason: str) -> None:
         self._token.cancel(reason)

@@ -98,7 +98,8 @@ class ZmqChannels:
         if self._member is None:
             raise WrongState("connect needs a generation: call begin first")
         try:
-            link = Link(*split_address("tensor_endpoint", peer.tensor_endpoint))
+            host, port = split_address("tensor_endpoint", peer.tensor_endpoint)
+            link = Link(host, port, capacity=self._capacity)
         except OSError as error:
             raise Unavailable(
                 f"cannot resolve the tensor endpoint {peer.tensor_endpoint} of {peer.rank}: "

@@ -36,10 +36,14 @@ def resolve(host: str, port: int) -> tuple[str, bool]:
 
 
 class Link:
-    """The way to one peer: what waits to be sent, and the socket once the thread has opened it."""
+    """The way to one peer: what waits to be sent, and the socket once the thread has opened it.
 
-    def __init__(self, host: str, port: int) -> None:
+    The socket takes at most `capacity` messages that the peer has not; all others wait here.
+    """
+
+    def __init__(self, host: str, port: int, *, capacity: int) -> None:
         self.target, self.is_ipv6 = resolve(host, port)
+        self.capacity = capacity
         self.waiting: deque[Parts] = deque()
         self.is_closed = False
         self.socket: zmq.Socket[bytes] | None = None
@@ -178,6 +182,8 @@ class ZmqTransport:
         push.setsockopt(zmq.LINGER, 0)
         # Without it messages would be queued for a peer that may never be reached.
         push.setsockopt(zmq.IMMEDIATE, 1)
+        # The default of 1,000 messages may be gigabytes that a stuck peer never takes.
+        push.setsockopt(zmq.SNDHWM, link.capacity)
         push.setsockopt(zmq.IPV6, link.is_ipv6)
         push.connect(link.target)
         link.socket = push

@@ -17,6 +17,7 @@ from common.model_folder import ModelFolder
 from common.worker_api import Rank
 from coordinator.engine.cluster_status import ClusterStatus, LostGeneration
 from coordinator.engine.loop import EngineLoop
+from coordinator.executors.deadlines import DEFAULT_RULES, DeadlineRules
 from coordinator.executors.executor import Executor, Succession
 from coordinator.executors.fleet import WorkerFleet
 from coordinator.executors.progress import Progress, ReplicaPhase
@@ -51,6 +52,7 @@ class Replica:
         fleet: WorkerFleet,
         clock: Clock,
         on_serving_changed: Callable[[bool], None] = lambda is_serving: None,
+        deadline_rules: DeadlineRules = DEFAULT_RULES,
     ) -> None:
         """Wire the parts; nobody is called yet. The fleet belongs to the replica from now on."""
         self._config = config
@@ -59,7 +61,7 @@ class Replica:
         self._clock = clock
         self._on_serving_changed = on_serving_changed
         self._progress = Progress(phase=ReplicaPhase.STARTING, detail="starting the workers")
-        self._succession = Succession()
+        self._succession = Succession(deadline_rules=deadline_rules)
         self._group: _Group | None = None
         self._monitor: GroupMonitor | None = None
         self._scheduler: Scheduler | None = None
@@ -209,8 +211,9 @@ class Replica:
 
     def _give_up(self, rank: Rank, cause: str) -> None:
         assert self._group is not None, "only the ranks of a group are watched"
-        self._fleet.discard(rank.stage)
+        # In this order: the end of a discarded process is not the cause.
         self._group.executor.give_up(rank, cause)
+        self._fleet.discard(rank.stage)
 
     async def _rebuild_group(self) -> bool:
         """Try until there is a new group; False when the replica is drained meanwhile."""

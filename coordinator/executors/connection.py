@@ -6,37 +6,41 @@ know what the calls mean.
 
 import asyncio
 from asyncio import Future, Task
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import grpc
 from grpc.aio import EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
-from stepwire.v1 import worker_pb2 as pb
-from stepwire.v1.worker_pb2_grpc import WorkerStub
 
-from common.codecs import worker_codec
 from common.errors import ServiceError, Unavailable, WorkerLost
 from common.rpc.client import connect
 from common.rpc.status import from_rpc_error, service_errors
 from common.worker_api import WorkerInfo
-from coordinator.executors.reconnect import RECONNECT_WINDOW, Membership, find_again
+from coordinator.executors.reconnect import Membership, find_again, is_connection_error
 
 
 class WorkerConnection:
     """A channel to HOST:PORT and whether the worker behind it is lost; made on a running event loop.
 
+    describe makes one attempt to ask what the worker is, within RECONNECT_WINDOW seconds.
     explain(seen) may know a better cause of a loss than what the connection showed.
     """
 
-    def __init__(self, address: str, *, explain: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        describe: Callable[[], Awaitable[WorkerInfo]],
+        explain: Callable[[str], Awaitable[str]],
+    ) -> None:
         self.known = Membership(incarnation="")
         """What the worker has to be when it is looked for after a break."""
         self.is_closing = False
         """Set by who lets go of the worker: nothing is a loss any more."""
         self._address = address
+        self._describe = describe
         self._explain = explain
-        self._channel = connect(address)
-        self.stub = WorkerStub(self._channel)
+        self.channel = connect(address)
         self._lost: Future[ServiceError] = asyncio.get_running_loop().create_future()
         self._lost_callbacks: list[Callable[[ServiceError], None]] = []
         self._search: Task[bool] | None = None
@@ -68,7 +72,7 @@ class WorkerConnection:
         asked = self._ask(method, request, timeout=deadline, wait_for_ready=wait_for_ready)
         return await self._unless_lost(asked)
 
-    async def watch(self, method: Any, request: Any) -> AsyncIterator[Any]:
+    async def watch(self, method: Any, request: Any) -> AsyncGenerator[Any]:
         """The replies of a server stream, called again when its connection broke or it ended.
 
         Raises the error of the loss when the worker is lost.
@@ -80,7 +84,7 @@ class WorkerConnection:
                 while (reply := await self._unless_lost(call.read())) is not EOF:
                     yield reply
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if not is_connection_error(error):
                     raise from_rpc_error(error) from error
                 seen = f"connection closed: {error.details()}"
             finally:
@@ -103,19 +107,14 @@ class WorkerConnection:
         if self._search is not None:
             self._search.cancel()
             await asyncio.gather(self._search, return_exceptions=True)
-        await self._channel.close()
+        await self.channel.close()
 
     async def _look(self, seen: str) -> bool:
-        error = await find_again(self._address, self._describe_once, known=self.known)
+        error = await find_again(self._address, self._describe, known=self.known)
         if error is not None:
             cause = await self._explain(f"{seen}, and {error}")
             self.lose(type(error)(cause))
         return error is None and not self._lost.done()
-
-    async def _describe_once(self) -> WorkerInfo:
-        with service_errors():
-            reply = await self.stub.Describe(pb.DescribeRequest(), timeout=RECONNECT_WINDOW)
-        return worker_codec.decode_worker_info(reply)
 
     async def _unless_lost(self, awaitable: Awaitable[Any]) -> Any:
         """What is awaited, or the error of the loss when that comes first."""

@@ -34,6 +34,8 @@ class DeadlineRules:
     refit_every: int = 32
 
 
+DEFAULT_RULES = DeadlineRules()
+
 Shape = tuple[int, int]
 """Tokens and rows of a step, each rounded up to a power of two."""
 
@@ -44,21 +46,23 @@ class StepDeadlines:
     context is the sum over the step's rows of the tokens computed before it.
     """
 
-    def __init__(self, rules: DeadlineRules | None = None) -> None:
-        self._rules = rules or DeadlineRules()
+    def __init__(self, rules: DeadlineRules = DEFAULT_RULES) -> None:
+        self._rules = rules
         self._num_steps = 0
         self._shapes: set[Shape] = set()
         self._is_rebuilt = False
         # The normal equations of the least squares: all that the fit keeps of the steps.
-        self._products: Floats = np.zeros((NUM_COEFFICIENTS, NUM_COEFFICIENTS))
-        self._moments: Floats = np.zeros(NUM_COEFFICIENTS)
-        self._coefficients: Floats = np.zeros(NUM_COEFFICIENTS)
+        # Plain floats: on nine numbers they are faster than numpy, and this runs with every step.
+        self._products = [[0.0] * NUM_COEFFICIENTS for _ in range(NUM_COEFFICIENTS)]
+        self._moments = [0.0] * NUM_COEFFICIENTS
+        self._coefficients = [0.0] * NUM_COEFFICIENTS
 
     def deadline(self, *, num_tokens: int, context: int, num_rows: int) -> float:
         """Seconds of compute after which a step of this size is overdue."""
         rules = self._rules
         floor = rules.first_floor if self._num_steps < rules.num_first_steps else rules.floor
-        expected = float(self._coefficients @ (1.0, num_tokens, context))
+        constant, per_token, per_context = self._coefficients
+        expected = constant + per_token * num_tokens + per_context * context
         is_unusual = self._is_rebuilt or _shape(num_tokens, num_rows) not in self._shapes
         return max(floor, rules.factor * expected) * (rules.unusual_factor if is_unusual else 1.0)
 
@@ -68,15 +72,17 @@ class StepDeadlines:
         The first step of a shape counts like the others: it may hold a compilation, which makes
         later deadlines too long, but it may also be the only prefill that was ever seen.
         """
-        terms = np.array((1.0, num_tokens, context))
-        self._products += np.outer(terms, terms)
-        self._moments += terms * seconds
+        terms = (1, num_tokens, context)
+        for row, one in enumerate(terms):
+            for column, other in enumerate(terms):
+                self._products[row][column] += one * other
+            self._moments[row] += one * seconds
         self._num_steps += 1
         self._is_rebuilt = False
         shape = _shape(num_tokens, num_rows)
         if shape not in self._shapes or self._num_steps % self._rules.refit_every == 0:
             self._shapes.add(shape)
-            self._coefficients = _fit(self._products, self._moments)
+            self._coefficients = _fit(np.array(self._products), np.array(self._moments)).tolist()
 
     def note_rebuild(self) -> None:
         """Give the next steps more time, until one was observed: the rank has a new generation."""

@@ -27,7 +27,13 @@ from common.worker_api import (
     WorkerApi,
 )
 from coordinator.executors.cache_size import CacheRoom, check_room, num_kv_cache_blocks
-from coordinator.executors.deadlines import StepDeadlines, compute_seconds, context_of
+from coordinator.executors.deadlines import (
+    DEFAULT_RULES,
+    DeadlineRules,
+    StepDeadlines,
+    compute_seconds,
+    context_of,
+)
 from coordinator.executors.members import Member, on_every_rank
 from coordinator.executors.progress import ProgressListener, ignore_progress
 from coordinator.executors.startup import LoadedGroup, LoadedRank, load_group
@@ -73,12 +79,14 @@ class Succession:
     """What a generation takes over from the ones before it.
 
     authority None: this coordinator commands nobody yet. num_blocks: KV cache blocks, null block
-    included, that the sequences were planned on. deadlines, by rank, have learnt from earlier steps.
+    included, that the sequences were planned on. deadlines, by rank, have learnt from earlier steps;
+    None: deadline_rules alone are known.
     """
 
     generation: int = FIRST_GENERATION
     authority: Authority | None = None
     num_blocks: int | None = None
+    deadline_rules: DeadlineRules = DEFAULT_RULES
     deadlines: Mapping[Rank, StepDeadlines] | None = None
 
 
@@ -101,7 +109,7 @@ class Executor:
         self.max_model_len = group.max_model_len
         self.members = members
         self.deadlines = succession.deadlines or {
-            member.rank: StepDeadlines() for member in members
+            member.rank: StepDeadlines(succession.deadline_rules) for member in members
         }
         self._num_blocks = group.num_blocks
         self._ranks = group.ranks

@@ -60,7 +60,7 @@ class LocalFleet:
         self._processes: dict[int, WorkerProcess] = {}
         self._workers: list[LocalWorker] = []
 
-    async def connect(self) -> Sequence[WorkerApi]:
+    async def connect(self) -> Sequence[LocalWorker]:
         """Start what is missing, all at once, and connect; raises WorkerLost when one cannot start."""
         await self._disconnect()
         stages = range(self._config.num_stages)
@@ -86,7 +86,7 @@ class LocalFleet:
 
     async def _disconnect(self) -> None:
         workers, self._workers = self._workers, []
-        await asyncio.gather(*(worker.disconnect() for worker in workers))
+        await asyncio.gather(*(worker.close() for worker in workers))
 
     async def _replace_ended(self, stage: int) -> None:
         process = self._processes.get(stage)

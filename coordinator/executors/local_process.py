@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from common.config import ClusterConfig
 from common.config_loader import child_environment
 from common.errors import WorkerLost
-from common.worker_api import Rank
 from coordinator.executors.remote import RemoteWorker
 
 READY_TIMEOUT = 120.0
@@ -148,7 +147,7 @@ class WorkerProcess:
 
 
 class LocalWorker(RemoteWorker):
-    """A worker in a child process; the child's exit explains a broken connection."""
+    """A connection to a child process, whose exit explains a broken one; the process is another's."""
 
     def __init__(self, process: WorkerProcess) -> None:
         super().__init__(process.address)
@@ -158,31 +157,6 @@ class LocalWorker(RemoteWorker):
     async def find_cause(self, seen: str) -> str:
         """How the child ended, when it did."""
         return await self.process.exit_cause() or seen
-
-    async def disconnect(self) -> None:
-        """Close the connection; the process goes on."""
-        await super().close()
-
-    async def close(self) -> None:
-        """Close the connection, then end the process."""
-        await super().close()
-        await self.process.end()
-
-
-async def start_local_workers(config: ClusterConfig) -> list[LocalWorker]:
-    """Start one process per stage, all at once; when one fails the others are ended again."""
-    starts = [
-        asyncio.create_task(
-            WorkerProcess.start(worker_flags(config, stage), name=f"worker of {Rank(stage=stage)}")
-        )
-        for stage in range(config.num_stages)
-    ]
-    try:
-        processes = await asyncio.gather(*starts)
-    except BaseException:
-        await _end_all(starts)
-        raise
-    return [LocalWorker(process) for process in processes]
 
 
 def worker_flags(config: ClusterConfig, stage: int) -> list[str]:
@@ -198,15 +172,6 @@ def worker_flags(config: ClusterConfig, stage: int) -> list[str]:
 def available_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0))
-
-
-async def _end_all(starts: Sequence["asyncio.Task[WorkerProcess]"]) -> None:
-    for start in starts:
-        start.cancel()
-    outcomes = await asyncio.gather(*starts, return_exceptions=True)
-    await asyncio.gather(
-        *(outcome.end() for outcome in outcomes if isinstance(outcome, WorkerProcess))
-    )
 
 
 def _ready_address(line: bytes) -> str | None:

@@ -10,7 +10,11 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import grpc
+from grpc import StatusCode
+
 from common.errors import Fenced, ServiceError, Unavailable, WorkerLost
+from common.rpc.status import ERROR_CLASS_KEY
 from common.worker_api import WorkerInfo
 
 RECONNECT_WINDOW = 1.0
@@ -27,6 +31,15 @@ class Membership:
     incarnation: str
     epoch: int = 0
     generation: int = 0
+
+
+def is_connection_error(error: grpc.aio.AioRpcError) -> bool:
+    """Whether gRPC itself ended a call; what a worker says carries the name of its error.
+
+    A call that ends while a message is written to it may lose its status and read INTERNAL.
+    """
+    is_named = any(key == ERROR_CLASS_KEY for key, _ in error.trailing_metadata() or ())
+    return error.code() in (StatusCode.UNAVAILABLE, StatusCode.INTERNAL) and not is_named
 
 
 async def find_again(

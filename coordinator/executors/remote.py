@@ -6,12 +6,15 @@ again in time, and all that is unanswered fails when it is not. Does not know wh
 
 import asyncio
 from asyncio import Future
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from stepwire.v1 import worker_pb2 as pb
+from stepwire.v1.worker_pb2_grpc import WorkerStub
 
 from common.codecs import stream_codec, worker_codec
 from common.errors import DeadlineExceeded, ServiceError, WorkerLost, WrongState
+from common.rpc.status import service_errors
 from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import (
     Authority,
@@ -29,7 +32,7 @@ from common.worker_api import (
     WorkerInfo,
 )
 from coordinator.executors.connection import WorkerConnection
-from coordinator.executors.reconnect import Membership
+from coordinator.executors.reconnect import RECONNECT_WINDOW, Membership
 from coordinator.executors.step_stream import CallEnd, StepAnswer, StepCall, StepStream
 
 # Seconds. Generous: a slow disk or a cold compiler cache is no reason to give up a worker.
@@ -46,9 +49,11 @@ class RemoteWorker:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._connection = WorkerConnection(address, explain=self.find_cause)
+        self._connection = WorkerConnection(
+            address, describe=self._describe_once, explain=self.find_cause
+        )
         self._connection.on_lost(self._fail_stream)
-        self._stub = self._connection.stub
+        self._stub = WorkerStub(self._connection.channel)
         self._stream: StepStream | None = None
 
     async def describe(self) -> WorkerInfo:
@@ -182,11 +187,12 @@ class RemoteWorker:
         request = pb.RunStepsRequest(execute=execute, sample_with_execute=sample)
         return self._stream.submit(output.step_id, request)
 
-    async def watch_status(self, *, interval: float) -> AsyncIterator[WorkerActivity]:
+    async def watch_status(self, *, interval: float) -> AsyncGenerator[WorkerActivity]:
         """What the worker is doing, also across broken connections; interval in seconds."""
         request = pb.WatchStatusRequest(interval_ms=max(1, round(interval * 1000)))
-        async for reply in self._connection.watch(self._stub.WatchStatus, request):
-            yield worker_codec.decode_activity(reply)
+        async with aclosing(self._connection.watch(self._stub.WatchStatus, request)) as replies:
+            async for reply in replies:
+                yield worker_codec.decode_activity(reply)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back with the cause when the worker is lost; at once when it is already."""
@@ -212,6 +218,11 @@ class RemoteWorker:
             return self._stub.RunSteps()
         self.lose(await self.find_cause(end.cause))
         return None
+
+    async def _describe_once(self) -> WorkerInfo:
+        with service_errors():
+            reply = await self._stub.Describe(pb.DescribeRequest(), timeout=RECONNECT_WINDOW)
+        return worker_codec.decode_worker_info(reply)
 
     def _fail_stream(self, error: ServiceError) -> None:
         if self._stream is not None:

@@ -16,8 +16,8 @@ import grpc
 from grpc.aio import EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
 
 from common.errors import ServiceError, WorkerLost
-from common.rpc.status import ERROR_CLASS_KEY
 from common.step import ExecuteResult, StepId
+from coordinator.executors.reconnect import is_connection_error
 
 
 class StepCall(Protocol):
@@ -139,7 +139,7 @@ class StepStream:
                     return CallEnd(cause=f"it answered step {answer.step_id.step} out of order")
                 _resolve(self._unanswered.popleft().future, answer.outcome)
         except grpc.aio.AioRpcError as error:
-            if _is_of_the_connection(error):
+            if is_connection_error(error):
                 return CallEnd(cause=f"connection closed: {error.details()}", is_broken=True)
             return CallEnd(cause=f"it ended the step stream: {error.details()}")
         except ServiceError as error:
@@ -154,12 +154,6 @@ async def _write_requests(call: StepCall, requests: "asyncio.Queue[Any]") -> Non
             await call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the call is over; the reader learns why
-
-
-def _is_of_the_connection(error: grpc.aio.AioRpcError) -> bool:
-    """Whether gRPC itself said so; what a worker says carries the name of its error."""
-    is_named = any(key == ERROR_CLASS_KEY for key, _ in error.trailing_metadata() or ())
-    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_named
 
 
 def _resolve(future: "Future[ExecuteResult]", outcome: ExecuteResult | ServiceError) -> None:

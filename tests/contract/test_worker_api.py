@@ -6,7 +6,7 @@ steps share one serving pipeline a kind, since starting processes costs seconds.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,12 @@ from common.step import (
 from common.worker_api import (
     PROTOCOL_VERSION,
     Authority,
+    DevicePhase,
     ExecuteModel,
     WorkerApi,
 )
-from coordinator.executors.local_process import WorkerProcess, start_local_workers, worker_flags
+from coordinator.executors.fleet import LocalFleet
+from coordinator.executors.local_process import WorkerProcess, worker_flags
 from coordinator.executors.remote import RemoteWorker
 from tests.fakes.manual_steps import GENERATION, step_id
 from tests.fakes.pipeline_driver import PipelineDriver
@@ -117,7 +119,9 @@ async def remote(stack: AsyncExitStack, num_stages: int) -> Sequence[WorkerApi]:
 
 async def local_process(stack: AsyncExitStack, num_stages: int) -> Sequence[WorkerApi]:
     """Child processes of this one."""
-    return await start_local_workers(replace(CPU, pp=num_stages))
+    fleet = LocalFleet(replace(CPU, pp=num_stages))
+    stack.push_async_callback(fleet.close)
+    return await fleet.connect()
 
 
 async def _serve(stack: AsyncExitStack, worker: WorkerApi) -> RemoteWorker:
@@ -296,14 +300,38 @@ async def test_execute_alone_yields_no_token(single):
 async def test_wrong_order_is_refused_and_changes_nothing(single, expected):
     """Sample before execute and execute twice are errors; the step then goes on as if they were not."""
     output = single.prefill(PROMPT)
+    early = replace(output, step_id=single.step_id(single.step + 1), base_step=single.step)
     with pytest.raises(WrongOrder):
         await single.last.sample_tokens(output.step_id)
     await single.last.execute_model(ExecuteModel(scheduler_output=output))
     with pytest.raises(WrongOrder):
-        await single.last.execute_model(ExecuteModel(scheduler_output=output))
+        await single.last.execute_model(ExecuteModel(scheduler_output=early))
     sampled = await single.last.sample_tokens(output.step_id)
     assert sampled.sampled_token_ids.row(0).tolist() == [expected[0]]
     await single.run_by_stream(single.drop())
+
+
+async def test_step_submitted_again_is_answered_by_the_same_result(single, expected):
+    """Thrice at once and once more when it is done: it runs once, and nobody hears of an error."""
+    output = single.prefill(PROMPT)
+    at_once = [single.last.submit_step(output, sample=True) for _ in range(3)]
+    results = [*await asyncio.gather(*at_once), await single.last.submit_step(output, sample=True)]
+    assert [result.sampled_token_ids.values.tolist() for result in results] == [[expected[0]]] * 4
+    await single.run_by_stream(single.drop())
+
+
+async def test_watch_tells_the_place_in_the_lifecycle(single):
+    """The first word of a watch is what the worker is now, and the next one comes in time."""
+    async with asyncio.timeout(5), aclosing(single.last.watch_status(interval=0.05)) as activities:
+        told = [await anext(activities) for _ in range(2)]
+    for activity in told:
+        assert (activity.state, activity.epoch, activity.generation) == (
+            "SERVING",
+            AUTHORITY.epoch,
+            GENERATION,
+        )
+        assert (activity.phase, activity.is_hung) == (DevicePhase.IDLE, False)
+        assert activity.kv_id != ""
 
 
 async def test_step_without_tokens_is_answered_by_the_empty_output(single, pair):

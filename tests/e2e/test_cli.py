@@ -1,5 +1,6 @@
 """The command line: exit codes, one-line errors, and a server from start to end."""
 
+import json
 import re
 import resource
 import signal
@@ -118,6 +119,7 @@ def test_generate_blames_the_worker_and_not_the_coordinator(capsys):
         (["model", "path", "gpt-5"], 1, "there is no model 'gpt-5'"),
         (["coordinator", "--workers", "127.0.0.1:1", "--model", "gpt-5"], 1, "no model 'gpt-5'"),
         (["generate", "--address", "127.0.0.1:1", "hello"], 1, "stepwire up"),
+        (["status", "--address", "127.0.0.1:1"], 1, "stepwire up"),
     ],
 )
 def test_errors_are_one_line(capsys, *, arguments: list[str], exit_code: int, said: str):
@@ -132,7 +134,7 @@ def test_errors_are_one_line(capsys, *, arguments: list[str], exit_code: int, sa
 
 @pytest.mark.parametrize(
     "command",
-    ["up", "coordinator", "worker", "generate", "probe", "model import", "model path"],
+    ["up", "coordinator", "worker", "generate", "status", "probe", "model import", "model path"],
 )
 def test_help_has_examples(capsys, command: str):
     """The help of every command shows how it is used."""
@@ -211,6 +213,12 @@ def test_up_serves_until_sigterm(tmp_path: Path, capsys):
         assert run([*asked, "--ignore-eos", "--no-chat", "hello"]) == 0
         assert capsys.readouterr().out == f"{answer.text}\n"
         assert printed.endswith("\n")
+
+        assert run(["status", "--address", address]) == 0
+        first, *_ = capsys.readouterr().out.splitlines()
+        assert first == "tiny  SERVING"
+        assert run(["status", "--address", address, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["phase"] == "SERVING"
 
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0

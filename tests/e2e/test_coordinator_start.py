@@ -18,6 +18,7 @@ from common.rpc.client import connect
 from common.tasks import TaskSupervisor
 from coordinator.app import Coordinator
 from coordinator.client import AsyncClient
+from coordinator.executors.progress import ReplicaPhase
 from coordinator.shutdown import ShutdownRequest
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 
@@ -69,7 +70,9 @@ async def test_health_tells_the_truth_while_workers_are_awaited(model):
         async with AsyncClient(address) as client:
             with pytest.raises(Unavailable, match="starting"):
                 await client.complete("x")
-            status = await client.status()
+            async with asyncio.timeout(10):
+                while (status := await client.status()).phase is ReplicaPhase.STARTING:  # noqa: ASYNC110 - another service
+                    await asyncio.sleep(0.01)
         async with httpx.AsyncClient(base_url=url) as http:
             assert (await http.get("/health")).status_code == 503
             response = await http.post("/v1/completions", json={"prompt": "x"})
@@ -78,6 +81,10 @@ async def test_health_tells_the_truth_while_workers_are_awaited(model):
         health_pb2.HealthCheckResponse.NOT_SERVING,
     ]
     assert (status.is_serving, status.workers) == (False, ())
+    assert (status.phase, status.detail) == (
+        ReplicaPhase.WAITING,
+        "waiting for stage 0 (have 0 of 1)",
+    )
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 
 

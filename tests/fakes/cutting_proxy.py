@@ -25,16 +25,17 @@ class CuttingProxy:
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._open: set[StreamWriter] = set()
-
-    @property
-    def num_open(self) -> int:
-        """Connections that are open now."""
-        return len(self._open) // 2
+        self._is_connected = asyncio.Event()
 
     def cut(self) -> None:
         """Reset every open connection, at both ends."""
+        self._is_connected.clear()
         for writer in self._open:
             _reset(writer)
+
+    async def wait_until_connected(self) -> None:
+        """Wait for a connection that no cut has ended."""
+        await self._is_connected.wait()
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Pass one connection on until either end closes it or it is cut."""
@@ -47,6 +48,7 @@ class CuttingProxy:
             _reset(writer)
             return
         self.num_connections += 1
+        self._is_connected.set()
         ends = {writer, far_writer}
         self._open |= ends
         try:

@@ -10,19 +10,23 @@ from common.config import CoordinatorConfig
 from common.model_folder import read_model_folder
 from common.requests import Request, SamplingParams, StopParams
 from coordinator.engine.replica import Replica
+from coordinator.executors.deadlines import DEFAULT_RULES, DeadlineRules
 from coordinator.executors.launch import worker_fleet
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @asynccontextmanager
-async def running_replica(config: CoordinatorConfig) -> AsyncIterator[Replica]:
+async def running_replica(
+    config: CoordinatorConfig, *, deadline_rules: DeadlineRules = DEFAULT_RULES
+) -> AsyncIterator[Replica]:
     """Bring a replica up on config.model.model, a folder, and end it afterwards."""
     replica = Replica(
         config,
         read_model_folder(Path(config.model.model)),
         fleet=worker_fleet(config),
         clock=SystemClock(),
+        deadline_rules=deadline_rules,
     )
     try:
         await replica.start()

@@ -15,11 +15,11 @@ EXIT_TIMEOUT_SECONDS = 20.0
 
 
 class WorkerProcess:
-    """`python -m worker_service` with the given flags, on free ports of the loopback interface."""
+    """`python -m MODULE` with the given arguments, on free ports of the loopback interface."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *arguments: str, module: str = "worker_service") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "worker_service", "--device=cpu", "--threads=1", *flags],
+            [sys.executable, "-m", module, *arguments, "--device=cpu", "--threads=1"],
             cwd=ROOT,
             env=child_environment(),
             stdin=subprocess.PIPE,

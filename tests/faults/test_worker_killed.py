@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,7 +18,8 @@ from common.errors import WorkerLost
 from common.model_folder import read_model_folder
 from common.step import SchedulerOutput, StepId
 from coordinator.executors.executor import Executor
-from coordinator.executors.local_process import LocalWorker, WorkerProcess, start_local_workers
+from coordinator.executors.fleet import LocalFleet
+from coordinator.executors.local_process import LocalWorker, WorkerProcess
 from coordinator.executors.remote import RemoteWorker
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 
@@ -29,10 +30,10 @@ CLUSTER = ClusterConfig(pp=2, device="cpu", threads=1)
 COORDINATOR = """
 import asyncio, sys
 from common.config import ClusterConfig
-from coordinator.executors.local_process import start_local_workers
+from coordinator.executors.fleet import LocalFleet
 
 async def main():
-    workers = await start_local_workers(ClusterConfig(device="cpu", threads=1))
+    workers = await LocalFleet(ClusterConfig(device="cpu", threads=1)).connect()
     sys.stdout.write(f"{workers[0].process.pid}\\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
@@ -48,12 +49,11 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-async def workers() -> AsyncIterator[list[LocalWorker]]:
+async def workers() -> AsyncIterator[Sequence[LocalWorker]]:
     """Two fresh local workers."""
-    started = await start_local_workers(CLUSTER)
-    yield started
-    for worker in started:
-        await worker.close()
+    fleet = LocalFleet(CLUSTER)
+    yield await fleet.connect()
+    await fleet.close()
 
 
 @pytest.fixture
@@ -123,9 +123,8 @@ async def test_remote_worker_that_is_killed_is_told_by_its_connection(model):
         ["--listen=127.0.0.1:0", "--device=cpu", "--threads=1"], name="a worker"
     )
     config = tiny_config(model, ClusterConfig(workers=(process.address,)))
-    remote = await Executor.create(
-        [RemoteWorker(process.address)], config, read_model_folder(model)
-    )
+    worker = RemoteWorker(process.address)
+    remote = await Executor.create([worker], config, read_model_folder(model))
     try:
         await remote.initialize(await remote.determine_available_memory())
         psutil.Process(process.pid).suspend()
@@ -137,6 +136,7 @@ async def test_remote_worker_that_is_killed_is_told_by_its_connection(model):
                 await step
     finally:
         await remote.shutdown()
+        await worker.close()
         await process.end()
 
 
@@ -151,11 +151,12 @@ async def test_control_call_fails_when_the_process_is_killed(workers):
             await call
 
 
-async def test_failed_start_ends_the_other_workers():
-    """One worker without its device leaves no process of the others, and says which it was."""
-    cluster = ClusterConfig(pp=2, devices=("cpu", "cuda:99"), threads=1)
+async def test_failed_start_leaves_no_process():
+    """One worker without its device is named, and the fleet ends the other."""
+    fleet = LocalFleet(ClusterConfig(pp=2, devices=("cpu", "cuda:99"), threads=1))
     with pytest.raises(WorkerLost, match=r"worker of stage 1 exited with code \d+ before it was"):
-        await start_local_workers(cluster)
+        await fleet.connect()
+    await fleet.close()
     assert psutil.Process().children() == []
 
 

@@ -74,3 +74,44 @@ async def test_lost_device_ends_a_held_process_with_an_error() -> None:
     ending.hold()
     ending.device_lost("the device thread died")
     assert await ended(ending) == 1
+
+
+async def test_stuck_device_leaves_at_once_with_its_own_code() -> None:
+    """A kernel that does not return cannot be torn down; the code says so to who restarts it."""
+    left: list[int] = []
+    ending = Ending(drain_timeout=LONG_SECONDS, leave=left.append)
+    ending.hold()
+    ending.device_stuck("stuck in step 17")
+    assert left == [70]
+
+
+async def test_orphan_ends_when_nobody_claims_it() -> None:
+    """Without its parent process a worker has no use for long, also in the middle of a generation."""
+    left: asyncio.Queue[int] = asyncio.Queue()
+    ending = Ending(drain_timeout=LONG_SECONDS, orphan_seconds=0.01, leave=left.put_nowait)
+    ending.hold()
+    ending.orphaned(lambda: 3)
+    assert await asyncio.wait_for(left.get(), 5) == 0
+
+
+async def test_orphan_that_is_claimed_stays() -> None:
+    """A coordinator with a new epoch takes the place of the parent; a signal ends it as ever."""
+    epochs = iter([3, 4, 4])
+    ending = Ending(drain_timeout=LONG_SECONDS, orphan_seconds=0.01)
+    ending.watch_signals()
+    ending.orphaned(lambda: next(epochs))
+    waiting = asyncio.create_task(ending.wait())
+    done, _ = await asyncio.wait({waiting}, timeout=0.1)
+    assert not done
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(waiting, 5) == 0
+
+
+async def test_signal_ends_an_orphan_at_once() -> None:
+    """The coordinator that would have released the worker is gone, so nothing is waited for."""
+    ending = Ending(drain_timeout=LONG_SECONDS, orphan_seconds=LONG_SECONDS)
+    ending.watch_signals()
+    ending.hold()
+    ending.orphaned(lambda: 3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await ended(ending) == 0

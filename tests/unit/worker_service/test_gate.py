@@ -98,6 +98,13 @@ def test_model_is_loaded_over_an_earlier_coordinators_generation_alone(gated: Ga
         gated.gate.check_step(step_id(1), Call.EXECUTE_MODEL)
 
 
+def test_closing_stops_the_generation_and_tells_nobody(gated: Gated) -> None:
+    """A worker that goes away is no newer generation: its clients see the connection end."""
+    gated.gate.close("the worker is closed")
+    assert gated.token.is_cancelled
+    assert gated.reasons == []
+
+
 def test_loading_again_in_the_same_epoch_ends_nothing() -> None:
     """A coordinator that claimed the worker before is no earlier one."""
     gated = Gated()

@@ -4,11 +4,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from common.channels.channel import InMemoryHub
+from common.channels.channel import InMemoryChannels, InMemoryHub
 from common.config import WorkerConfig
 from common.errors import (
     Cancelled,
@@ -17,6 +18,7 @@ from common.errors import (
     InvalidRequest,
     ModelError,
     StepFailed,
+    TensorError,
     WorkerLost,
     WrongState,
 )
@@ -44,12 +46,15 @@ class Bench:
         self.workers: list[Worker] = []
         self.runners: list[ScriptedRunner] = []
         self.states: list[State] = []
+        self.channels: list[InMemoryChannels] = []
+        self.load_error: ModelError | None = None
 
     def worker(self) -> Worker:
         """One more worker."""
+        self.channels.append(self.hub.channels(f"worker-{len(self.workers)}"))
         worker = Worker(
             CONFIG,
-            self.hub.channels(f"worker-{len(self.workers)}"),
+            self.channels[-1],
             on_state=self.states.append,
             make_runner=self._make_runner,
         )
@@ -65,6 +70,8 @@ class Bench:
         return workers
 
     def _make_runner(self, **options: object) -> ScriptedRunner:
+        if self.load_error is not None:
+            raise self.load_error
         runner = ScriptedRunner(**options)
         self.runners.append(runner)
         return runner
@@ -237,6 +244,71 @@ async def test_end_of_generation_frees_a_waiting_device(bench: Bench) -> None:
         await queued
     assert bench.runners[1].applied == []
     assert (await last.describe()).state == "WARM"
+
+
+async def test_generation_begins_while_the_device_waits(bench: Bench) -> None:
+    """A newer generation ends the wait and the steps behind it, and reports what the worker holds."""
+    _, last = await bench.pipeline(2)
+    reasons: list[str] = []
+    last.on_generation_over(reasons.append)
+    waiting, queued = (last.submit_step(cached_step(step), sample=True) for step in (1, 2))
+    await until(last, DevicePhase.WAIT_INPUT)
+    async with asyncio.timeout(5):
+        report = await last.begin_generation(AUTHORITY, begin(2, stage=1, num_stages=2))
+    with pytest.raises(StepFailed, match="generation 2 of epoch 1 began"):
+        await waiting
+    with pytest.raises(Cancelled):
+        await queued
+    info = await last.describe()
+    assert (info.state, info.generation, info.num_loads) == ("JOINED", 2, 1)
+    assert info.held_stage is not None
+    assert info.held_stage.kv_id == report.kv_id
+    assert reasons == ["generation 2 of epoch 1 began"]
+
+
+async def test_generation_that_cannot_be_joined_leaves_a_warm_worker(bench: Bench) -> None:
+    """When the channels fail, the generation before is over and no other has begun."""
+    (worker,) = await bench.pipeline(1)
+    channels = bench.channels[0]
+
+    def refuse(**place: object) -> None:
+        raise TensorError("the transport failed")
+
+    channels.begin = refuse
+    with pytest.raises(TensorError):
+        await worker.begin_generation(AUTHORITY, begin(2))
+    assert (await worker.describe()).state == "WARM"
+    with pytest.raises(WrongState):
+        await worker.submit_step(
+            replace(cached_step(1), step_id=step_id(1, generation=2)), sample=True
+        )
+    del channels.begin
+    await join([worker], generation=3)
+
+
+async def test_failed_replacement_leaves_no_model(bench: Bench) -> None:
+    """What was held is dropped before another slice is read, so that both need not fit."""
+    worker = bench.worker()
+    await warm_up(worker, load_request("."))
+    bench.load_error = ModelError("a file is cut short")
+    with pytest.raises(ModelError):
+        await worker.load_model(AUTHORITY, load_request(".", stage=0, num_stages=2))
+    info = await worker.describe()
+    assert (info.state, info.held_stage, info.num_loads) == ("DEVICE_READY", None, 1)
+    assert bench.states[-1] is State.DEVICE_READY
+
+
+async def test_watch_tells_every_change_of_state(bench: Bench) -> None:
+    """Long before the interval is over, and it ends when the worker is closed."""
+    worker = bench.worker()
+    async with asyncio.timeout(5), aclosing(worker.watch_status(interval=60.0)) as activities:
+        assert (await anext(activities)).state == "CREATED"
+        await worker.init_device(AUTHORITY)
+        told = await anext(activities)
+        assert (told.state, told.epoch, told.phase) == ("DEVICE_READY", 1, DevicePhase.IDLE)
+        await worker.close()
+        with pytest.raises(WorkerLost, match="closed"):
+            await anext(activities)
 
 
 async def test_close_frees_a_waiting_device(bench: Bench) -> None:

@@ -127,6 +127,10 @@ async def test_abandoned_step_does_not_disturb_its_successor(stream, call):
         (EOF, CallEnd(cause="it ended the step stream")),
         (BREAK, CallEnd(cause="connection closed: Socket closed", is_broken=True)),
         (
+            rpc_error(grpc.StatusCode.INTERNAL, "Internal error from Core"),
+            CallEnd(cause="connection closed: Internal error from Core", is_broken=True),
+        ),
+        (
             rpc_error(grpc.StatusCode.ABORTED, "a newer one"),
             CallEnd(cause="it ended the step stream: a newer one"),
         ),
@@ -139,7 +143,7 @@ async def test_abandoned_step_does_not_disturb_its_successor(stream, call):
 async def test_end_of_the_call_is_reported_with_its_cause(
     stream, call, replacements, end, expected
 ):
-    """Only gRPC's own UNAVAILABLE is a broken connection; unanswered steps wait for a verdict."""
+    """What gRPC says of itself is a broken connection; unanswered steps wait for a verdict."""
     future = stream.submit(step(1), 1)
     call.answers.put_nowait(end)
     assert await replacements.ends.get() == expected

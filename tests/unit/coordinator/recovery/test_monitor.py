@@ -14,11 +14,14 @@ FIRST, SECOND = Rank(stage=0), Rank(stage=1)
 
 
 class LoopClock:
-    """The time of the running loop."""
+    """The time of the running loop, and what passed while the loop did not run."""
+
+    def __init__(self) -> None:
+        self.stopped_seconds = 0.0
 
     def monotonic(self) -> float:
         """Seconds."""
-        return asyncio.get_running_loop().time()
+        return asyncio.get_running_loop().time() + self.stopped_seconds
 
     def monotonic_ns(self) -> int:
         """Nanoseconds."""
@@ -67,13 +70,14 @@ class Watched:
 
     def __init__(self) -> None:
         self.workers = {FIRST: TalkingWorker(), SECOND: TalkingWorker()}
+        self.clock = LoopClock()
         self.blamed: list[tuple[float, Rank, str]] = []
         self.monitor = GroupMonitor(
             [
                 Member(rank=rank, worker=cast(WorkerApi, worker))
                 for rank, worker in self.workers.items()
             ],
-            LoopClock(),
+            self.clock,
             on_blamed=lambda rank, cause: self.blamed.append((self.now, rank, cause)),
         )
         self.task = asyncio.create_task(self.monitor.run())
@@ -173,5 +177,19 @@ def test_lost_worker_is_left_to_who_holds_it():
     async def body(watched: Watched) -> None:
         watched.workers[FIRST].is_lost = True
         await asyncio.sleep(1.5)
+
+    assert watch(body).blamed == []
+
+
+def test_coordinator_that_was_stopped_blames_nobody():
+    """A minute in which it did not run is not the silence of its workers, nor a step's time."""
+
+    async def body(watched: Watched) -> None:
+        await asyncio.sleep(1.1)
+        watched.monitor.step_sent(3, {FIRST: 2.0, SECOND: 2.0})
+        watched.clock.stopped_seconds = 60.0
+        await asyncio.sleep(1.0)
+        watched.monitor.step_answered(3)
+        await asyncio.sleep(10.0)
 
     assert watch(body).blamed == []

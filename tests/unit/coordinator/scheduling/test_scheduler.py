@@ -314,3 +314,36 @@ def test_new_block_ids_are_int32_columns():
     assert cached.new_token_ids.values.dtype == cached.new_block_ids[0].values.dtype == np.int32
     assert cached.new_token_ids.offsets.dtype == np.uint32
     assert output.finished_handles.dtype == output.preempted_handles.dtype == np.uint64
+
+
+def test_end_of_a_generation_frees_everything():
+    """Sequences running, waiting and in flight are forgotten, and the next generation starts at 1."""
+    replica = ScriptedReplica(ScheduleConfig(max_num_seqs=1, max_steps_in_flight=2), num_stages=2)
+    for name in ("a", "b"):
+        replica.scheduler.add(request((1, 2, 3), max_tokens=5, request_id=name))
+    assert replica.scheduler.schedule() is not None
+    replica.scheduler.end_generation()
+    assert (replica.scheduler.num_running, replica.scheduler.num_waiting) == (0, 0)
+    assert replica.scheduler.num_steps_in_flight == 0
+    assert replica.scheduler.num_free_blocks == 63
+    replica.scheduler.begin_generation(epoch=1, generation=2)
+    handle = replica.scheduler.add(request((1,), max_tokens=1, request_id="c"))
+    output = replica.scheduler.schedule()
+    assert output is not None
+    assert (output.step_id.step, output.base_step, output.step_id.generation) == (1, 0, 2)
+    assert [new.handle for new in output.new_requests] == [handle]
+    assert not output.finished_handles.size
+
+
+def test_only_every_nth_step_asks_for_digests():
+    """With 3, steps 3, 6 and 9 do; the warm-up step never does, its request is in no book."""
+    replica = ScriptedReplica(ScheduleConfig(check_state_every=3, max_steps_in_flight=1))
+    replica.scheduler.add(request((1,), max_tokens=9))
+    asked: list[int] = []
+    while (output := replica.plan()) is not None:
+        if output.want_state_digest:
+            asked.append(output.step_id.step)
+        replica.commit()
+    assert asked == [3, 6, 9]
+    always = ScriptedReplica(ScheduleConfig(check_state_every=1))
+    assert not always.scheduler.plan_warm_up().want_state_digest
