@@ -120,7 +120,7 @@ class ClusterConfig:
     """Where the workers come from."""
 
     executor: str | None = setting(
-        None, "uniproc, local, remote or ray (default: remote with --workers, else local)"
+        None, "uniproc, local or remote (default: remote with --workers, else local)"
     )
     workers: tuple[str, ...] = setting((), "HOST:PORT list in stage order (executor remote)")
     pp: int | None = setting(None, "pipeline stages (default: 1, or the number of --workers)")

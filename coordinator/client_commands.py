@@ -58,10 +58,12 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     text = prompt if prompt is not None else prompt_option
     if text is None and sys.stdin.isatty():
         raise click.UsageError("There is nothing to ask: give a PROMPT, or pipe one in.")
+    question = sys.stdin.read() if text is None else text
+    if not question.strip():
+        raise click.UsageError("The prompt is empty.")
     from coordinator.answer import ask
 
     show_stats = options.pop("stats") or sys.stderr.isatty()
-    question = sys.stdin.read() if text is None else text
     turns = _conversation(question, options.pop("system")) if options.pop("chat") else question
     address = options.pop("address")
     given: Any = {name: value for name, value in options.items() if value is not None}

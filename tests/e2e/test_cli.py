@@ -114,6 +114,7 @@ def test_generate_blames_the_worker_and_not_the_coordinator(capsys):
         (["coordinator"], 2, "needs --workers"),
         (["coordinator", "--workers", "localhost"], 2, "workers must be HOST:PORT"),
         (["generate", "--prompt", "a", "b"], 2, "given twice"),
+        (["generate", " "], 2, "The prompt is empty"),
         (["generate", "--max-tokens", "0", "a"], 2, "--max-tokens"),
         (["model"], 2, "Missing command"),
         (["model", "path", "gpt-5"], 1, "there is no model 'gpt-5'"),

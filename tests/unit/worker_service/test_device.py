@@ -1,5 +1,8 @@
 """The device a worker computes on."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -34,3 +37,12 @@ def test_binding_sets_the_compute_threads() -> None:
     bind(find_device("cpu"), num_threads=before + 1)
     assert torch.get_num_threads() == before + 1
     torch.set_num_threads(before)
+
+
+def test_waiting_threads_sleep_soon() -> None:
+    """Whatever of a worker is imported first, OpenMP is told before torch loads it."""
+    script = "import worker_service.worker, os; print(os.environ['GOMP_SPINCOUNT'])"
+    asked = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert asked.stdout.strip() == "1000"
