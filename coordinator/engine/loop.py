@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.clock import Clock, SystemClock
-from common.errors import AlreadyExists, InvalidStep, ServiceError, StepFailed, Unavailable
+from common.errors import AlreadyExists, InvalidStep, ServiceError, Unavailable
 from common.requests import FinishReason, Request, TokenDelta
 from common.step import ModelRunnerOutput, SchedulerOutput
+from coordinator.engine.state_checks import StateChecks
 from coordinator.engine.streams import TokenStream
 from coordinator.executors.executor import Executor, StepInFlight
 from coordinator.scheduling.planner import WARM_UP_STEP
@@ -83,10 +84,7 @@ class EngineLoop:
         """Number of the last committed step of the generation."""
         self.num_invalid_steps = 0
         """Steps that workers refused as invalid: bugs of ours."""
-        self.num_state_checks = 0
-        """Steps after which the books of scheduler and workers were compared."""
-        self.num_state_drifts = 0
-        """Comparisons that found a difference."""
+        self.state_checks = StateChecks()
         self._log_lowered_limits()
 
     @property
@@ -259,19 +257,11 @@ class EngineLoop:
         return deltas
 
     def _check_state(self, sent: _SentStep) -> None:
-        """Raise StepFailed when a rank's books differ from the scheduler's as of this step."""
         if sent.state_digest is None:
             return
         assert self._executor is not None, "steps are committed while a generation runs"
-        self.num_state_checks += 1
         digests = self._executor.state_digests(sent.step)
-        drifted = [name for name, digest in digests.items() if digest != sent.state_digest]
-        if drifted:
-            self.num_state_drifts += 1
-            raise StepFailed(
-                f"{', '.join(drifted)}: requests, blocks or counts differ from the scheduler's "
-                f"after step {sent.output.step_id.step}"
-            )
+        self.state_checks.compare(sent.state_digest, digests, step=sent.output.step_id.step)
 
     def _fail_requests(self, result: ModelRunnerOutput) -> None:
         for handle, message in result.request_errors:

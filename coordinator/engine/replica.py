@@ -21,6 +21,7 @@ from coordinator.executors.deadlines import DEFAULT_RULES, DeadlineRules
 from coordinator.executors.executor import Executor, Succession
 from coordinator.executors.fleet import WorkerFleet
 from coordinator.executors.progress import Progress, ReplicaPhase
+from coordinator.executors.release import release_survivors
 from coordinator.executors.topology import WorkerTopology
 from coordinator.recovery.monitor import GroupMonitor
 from coordinator.scheduling.scheduler import Scheduler
@@ -132,8 +133,7 @@ class Replica:
     async def shutdown(self) -> None:
         """Release the workers and let go of them, however far the replica came."""
         try:
-            if self._group is not None:
-                await self._group.executor.shutdown()
+            await self._release()
         finally:
             await self._fleet.close()
 
@@ -161,9 +161,18 @@ class Replica:
             num_blocks=self._group.num_blocks - 1,
             num_free_blocks=self._scheduler.num_free_blocks,
             num_invalid_steps=self._loop.num_invalid_steps,
-            num_state_checks=self._loop.num_state_checks,
-            num_state_drifts=self._loop.num_state_drifts,
+            num_state_checks=self._loop.state_checks.num_checks,
+            num_state_drifts=self._loop.state_checks.num_drifts,
         )
+
+    async def _release(self) -> None:
+        if self._group is None:
+            return
+        executor = self._group.executor
+        if executor.is_over:
+            await release_survivors(self._fleet.connected, executor.authority)
+        else:
+            await executor.shutdown()
 
     @property
     def _started_scheduler(self) -> Scheduler:

@@ -155,6 +155,11 @@ class Executor:
         """Pipeline stages."""
         return len(self.members)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the generation has ended."""
+        return self._is_over
+
     async def determine_available_memory(self) -> int:
         """The KV cache blocks, null block included, that every rank can hold.
 

@@ -17,6 +17,11 @@ from coordinator.executors.remote import RemoteWorker
 class WorkerFleet(Protocol):
     """The workers of a replica."""
 
+    @property
+    def connected(self) -> Sequence[WorkerApi]:
+        """What `connect` returned last; empty before it did, and while it works."""
+        ...
+
     async def connect(self) -> Sequence[WorkerApi]:
         """The workers, in stage order, for a new generation; those handed out before are over."""
         ...
@@ -36,6 +41,11 @@ class RemoteFleet:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
         self._workers: list[RemoteWorker] = []
+
+    @property
+    def connected(self) -> Sequence[WorkerApi]:
+        """The workers of the connections that stand."""
+        return self._workers
 
     async def connect(self) -> Sequence[WorkerApi]:
         """Connect anew; nobody is called yet."""
@@ -59,6 +69,11 @@ class LocalFleet:
         self._config = config
         self._processes: dict[int, WorkerProcess] = {}
         self._workers: list[LocalWorker] = []
+
+    @property
+    def connected(self) -> Sequence[WorkerApi]:
+        """The workers of the connections that stand."""
+        return self._workers
 
     async def connect(self) -> Sequence[LocalWorker]:
         """Start what is missing, all at once, and connect; raises WorkerLost when one cannot start."""
@@ -108,6 +123,11 @@ class InProcessFleet:
         self._config = config
         self._worker: WorkerApi | None = None
         self._is_lost = False
+
+    @property
+    def connected(self) -> Sequence[WorkerApi]:
+        """The worker, if there is one."""
+        return [] if self._worker is None else [self._worker]
 
     async def connect(self) -> Sequence[WorkerApi]:
         """The same worker while its thread lives."""

@@ -50,6 +50,11 @@ class ScriptedFleet:
         for worker in self.workers:
             worker.is_up.set()
 
+    @property
+    def connected(self) -> Sequence[ScriptedWorker]:
+        """All workers."""
+        return self.workers
+
     async def connect(self) -> Sequence[ScriptedWorker]:
         """Replace what was lost."""
         for stage, worker in enumerate(self.workers):

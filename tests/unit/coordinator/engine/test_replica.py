@@ -221,6 +221,21 @@ def test_drain_ends_a_rebuild():
     run_in_virtual_time(run())
 
 
+def test_survivor_is_released_when_a_rebuild_is_given_up():
+    """A worker that waits for its group would not end at SIGTERM."""
+
+    async def run() -> None:
+        async with scripted_service() as service:
+            service.fleet.hold()
+            service.fleet.workers[1].lose("killed")
+            await asyncio.sleep(0.1)
+            survivor = service.fleet.workers[0]
+            assert (await survivor.describe()).state == "SERVING"
+        assert (await survivor.describe()).state == "WARM"
+
+    run_in_virtual_time(run())
+
+
 def test_first_generation_that_fails_is_not_rebuilt():
     """A model whose warm-up step fails would fail for ever: the start tells instead."""
 
