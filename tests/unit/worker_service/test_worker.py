@@ -254,7 +254,9 @@ async def test_generation_begins_while_the_device_waits(bench: Bench) -> None:
     waiting, queued = (last.submit_step(cached_step(step), sample=True) for step in (1, 2))
     await until(last, DevicePhase.WAIT_INPUT)
     async with asyncio.timeout(5):
-        report = await last.begin_generation(AUTHORITY, begin(2, stage=1, num_stages=2))
+        report = await last.begin_generation(
+            AUTHORITY, begin_request(generation=2, stage=1, num_stages=2)
+        )
     with pytest.raises(StepFailed, match="generation 2 of epoch 1 began"):
         await waiting
     with pytest.raises(Cancelled):
@@ -276,7 +278,7 @@ async def test_generation_that_cannot_be_joined_leaves_a_warm_worker(bench: Benc
 
     channels.begin = refuse
     with pytest.raises(TensorError):
-        await worker.begin_generation(AUTHORITY, begin(2))
+        await worker.begin_generation(AUTHORITY, begin_request(generation=2))
     assert (await worker.describe()).state == "WARM"
     with pytest.raises(WrongState):
         await worker.submit_step(
