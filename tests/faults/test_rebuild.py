@@ -25,6 +25,7 @@ from tests.fakes.worker_process import WorkerProcess, worker_processes
 
 TOLD_WITHIN_S = 2.0
 SERVES_WITHIN_S = 20.0
+ENDS_WITHIN_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +83,10 @@ def test_remote_worker_is_restarted_by_hand(remote, workers):
     assert error.startswith(f"stage 1 ({victim.address}) lost: ")
     waiting = wait_for(
         remote.client,
-        lambda status: status.phase is ReplicaPhase.WAITING and "have" in status.detail,
+        lambda status: status.detail == "waiting for stage 1 (have 1 of 2)",
         seconds=TOLD_WITHIN_S - seconds,
     )
-    assert waiting.detail == "waiting for stage 1 (have 1 of 2)"
+    assert waiting.phase is ReplicaPhase.WAITING
     assert [bool(worker.cause) for worker in waiting.workers] == [False, True]
     assert waiting.lost_generations[0].cause == error
     assert httpx.get(f"{remote.http_url}/health").status_code == 503
@@ -110,6 +111,22 @@ def test_remote_worker_is_restarted_by_hand(remote, workers):
         assert remote.wait() == (0, [])
     finally:
         successor.kill()
+
+
+def test_a_group_that_waits_for_a_worker_can_be_ended(remote, workers):
+    """SIGTERM while stage 0 is missing: the coordinator lets the survivor go, and both end with 0."""
+    workers[0].kill()
+    wait_for(
+        remote.client,
+        lambda status: status.detail == "waiting for stage 0 (have 1 of 2)",
+        seconds=TOLD_WITHIN_S,
+    )
+    asked_at = time.monotonic()
+    for process in (workers[1], remote):
+        process.send_signal(signal.SIGTERM)
+    assert remote.wait() == (0, [])
+    assert workers[1].wait()[0] == 0
+    assert time.monotonic() - asked_at < ENDS_WITHIN_S
 
 
 def test_local_worker_is_restarted_by_the_coordinator(local):
