@@ -11,6 +11,7 @@ import pytest
 from common.errors import Fenced, ModelError, WrongState
 from common.worker_api import DevicePhase, MemoryBudget
 from tests.fakes.held_worker import HeldWorker
+from tests.fakes.manual_steps import EPOCH
 from tests.fakes.stage_pair import newest_client, stage_pair
 from tests.fakes.step_client import ClientStream, StepClient, execute_item, until
 from tests.fakes.tiny_checkpoint import write_tiny_llama
@@ -166,7 +167,7 @@ async def test_another_slice_may_be_loaded(fresh: WorkerProcess, folder: Path) -
     """A newer coordinator loads other layers over a generation that runs; its own it ends first."""
     worker = UnaryWorker(fresh.address)
     whole, half = load_request(str(folder)), load_request(str(folder), stage=0, num_stages=2)
-    older, newer = (StepClient([worker], epoch=epoch) for epoch in (1, 2))
+    older, newer = (StepClient([worker], epoch=epoch) for epoch in (EPOCH, EPOCH + 1))
     await warm_up(worker, whole)
     older.authority = replace(older.authority, coordinator_id="a test")
     await older.begin()
@@ -176,7 +177,7 @@ async def test_another_slice_may_be_loaded(fresh: WorkerProcess, folder: Path) -
     with pytest.raises(ModelError):
         await worker.load_model(newer.authority, replace(whole, model="/no/such/folder"))
     _, error = await older.streams[0].ending()
-    assert "epoch 2 began" in str(error)
+    assert f"epoch {EPOCH + 1} began" in str(error)
     await worker.load_model(newer.authority, half)
     assert await held_layers(worker) == (0, 3)
     await worker.load_model(newer.authority, whole)

@@ -300,7 +300,7 @@ async def test_execute_alone_yields_no_token(single):
 async def test_wrong_order_is_refused_and_changes_nothing(single, expected):
     """Sample before execute and execute twice are errors; the step then goes on as if they were not."""
     output = single.prefill(PROMPT)
-    early = replace(output, step_id=single.step_id(single.step + 1), base_step=single.step)
+    early = replace(output, step_id=step_id(single.step + 1), base_step=single.step)
     with pytest.raises(WrongOrder):
         await single.last.sample_tokens(output.step_id)
     await single.last.execute_model(ExecuteModel(scheduler_output=output))

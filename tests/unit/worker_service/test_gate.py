@@ -4,13 +4,13 @@ import pytest
 
 from common.errors import Cancelled, Fenced, WrongState
 from common.worker_api import Authority
-from tests.fakes.manual_steps import step_id
+from tests.fakes.manual_steps import EPOCH, step_id
 from worker_service.claim import Claim
 from worker_service.gate import Gate
 from worker_service.lifecycle import Call, Lifecycle
 
-OLD = Authority(coordinator_id="old", epoch=1)
-NEW = Authority(coordinator_id="new", epoch=2)
+OLD = Authority(coordinator_id="old", epoch=EPOCH)
+NEW = Authority(coordinator_id="new", epoch=EPOCH + 1)
 
 
 class Gated:
@@ -46,10 +46,10 @@ def test_current_step_passes(gated: Gated) -> None:
     assert gated.gate.is_current(step_id(1))
 
 
-@pytest.mark.parametrize("foreign", [{"epoch": 0}, {"epoch": 2}, {"generation": 2}])
+@pytest.mark.parametrize("foreign", [{"epoch": EPOCH - 1}, {"epoch": EPOCH + 1}, {"generation": 2}])
 def test_foreign_step_is_fenced(gated: Gated, foreign: dict[str, int]) -> None:
     """A step of any other generation may not, whether past or yet to come."""
-    with pytest.raises(Fenced, match="serves epoch 1 generation 1"):
+    with pytest.raises(Fenced, match=f"serves epoch {EPOCH} generation 1"):
         gated.gate.check_step(step_id(1, **foreign), Call.EXECUTE_MODEL)
     assert not gated.gate.is_current(step_id(1, **foreign))
 
@@ -59,14 +59,14 @@ def test_beginning_a_generation_ends_the_one_before(gated: Gated) -> None:
     token = gated.gate.begin_generation(OLD, 2)
     assert gated.token.is_cancelled
     assert not token.is_cancelled
-    assert gated.reasons == ["generation 2 of epoch 1 began"]
+    assert gated.reasons == [f"generation 2 of epoch {EPOCH} began"]
     with pytest.raises(Fenced):
         gated.gate.check_step(step_id(1), Call.EXECUTE_MODEL)
 
 
 def test_refused_generation_ends_nothing(gated: Gated) -> None:
     """A generation that is not newer, or not the commander's, leaves the one that runs."""
-    for authority in (OLD, Authority(coordinator_id="twin", epoch=1)):
+    for authority in (OLD, Authority(coordinator_id="twin", epoch=EPOCH)):
         with pytest.raises(Fenced):
             gated.gate.begin_generation(authority, 1)
     assert not gated.token.is_cancelled
@@ -78,7 +78,7 @@ def test_ended_generation_takes_no_steps(gated: Gated) -> None:
     gated.gate.end_generation(7)
     assert not gated.token.is_cancelled
     gated.gate.end_generation(1)
-    assert gated.reasons == ["generation 1 of epoch 1 ended"]
+    assert gated.reasons == [f"generation 1 of epoch {EPOCH} ended"]
     with pytest.raises(Cancelled, match="ended"):
         gated.gate.check_step(step_id(1), Call.EXECUTE_MODEL)
     assert not gated.gate.is_current(step_id(1))
@@ -91,7 +91,7 @@ def test_model_is_loaded_over_an_earlier_coordinators_generation_alone(gated: Ga
     gated.gate.check(NEW, Call.LOAD_MODEL)
     gated.gate.end_earlier(NEW)
     assert gated.token.is_cancelled
-    assert gated.reasons == ["epoch 2 began"]
+    assert gated.reasons == [f"epoch {EPOCH + 1} began"]
     # On the device thread the same check passes once more.
     gated.gate.check(NEW, Call.LOAD_MODEL)
     with pytest.raises(Fenced):

@@ -238,9 +238,9 @@ async def test_end_of_generation_frees_a_waiting_device(bench: Bench) -> None:
     queued = last.submit_step(cached_step(2), sample=True)
     await until(last, DevicePhase.WAIT_INPUT)
     await asyncio.wait_for(last.end_generation(AUTHORITY, GENERATION), 5)
-    with pytest.raises(StepFailed, match="generation 1 of epoch 1 ended"):
+    with pytest.raises(StepFailed, match=f"generation 1 of epoch {EPOCH} ended"):
         await waiting
-    with pytest.raises(Cancelled, match="generation 1 of epoch 1 ended"):
+    with pytest.raises(Cancelled, match=f"generation 1 of epoch {EPOCH} ended"):
         await queued
     assert bench.runners[1].applied == []
     assert (await last.describe()).state == "WARM"
@@ -257,7 +257,7 @@ async def test_generation_begins_while_the_device_waits(bench: Bench) -> None:
         report = await last.begin_generation(
             AUTHORITY, begin_request(generation=2, stage=1, num_stages=2)
         )
-    with pytest.raises(StepFailed, match="generation 2 of epoch 1 began"):
+    with pytest.raises(StepFailed, match=f"generation 2 of epoch {EPOCH} began"):
         await waiting
     with pytest.raises(Cancelled):
         await queued
@@ -265,7 +265,7 @@ async def test_generation_begins_while_the_device_waits(bench: Bench) -> None:
     assert (info.state, info.generation, info.num_loads) == ("JOINED", 2, 1)
     assert info.held_stage is not None
     assert info.held_stage.kv_id == report.kv_id
-    assert reasons == ["generation 2 of epoch 1 began"]
+    assert reasons == [f"generation 2 of epoch {EPOCH} began"]
 
 
 async def test_generation_that_cannot_be_joined_leaves_a_warm_worker(bench: Bench) -> None:
@@ -307,7 +307,7 @@ async def test_watch_tells_every_change_of_state(bench: Bench) -> None:
         assert (await anext(activities)).state == "CREATED"
         await worker.init_device(AUTHORITY)
         told = await anext(activities)
-        assert (told.state, told.epoch, told.phase) == ("DEVICE_READY", 1, DevicePhase.IDLE)
+        assert (told.state, told.epoch, told.phase) == ("DEVICE_READY", EPOCH, DevicePhase.IDLE)
         await worker.close()
         with pytest.raises(WorkerLost, match="closed"):
             await anext(activities)
