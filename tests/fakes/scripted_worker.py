@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from common.errors import (
-    Fenced,
     NeedResync,
     ServiceError,
     StepRefused,
@@ -21,23 +20,19 @@ from common.errors import (
 from common.step import (
     ExecutePending,
     ExecuteResult,
-    IntermediateTensors,
     ModelRunnerOutput,
     Phase,
     SchedulerOutput,
     StepId,
     StepKey,
 )
-from common.tensors import DType, WireTensor, wire_tensor
 from common.worker_api import (
-    PROTOCOL_VERSION,
     Authority,
     BeginGeneration,
     DevicePhase,
     ExecuteModel,
     GenerationReport,
     HeldStage,
-    KVCacheGroup,
     KVCacheReport,
     KVCacheSpec,
     LoadModel,
@@ -49,29 +44,18 @@ from common.worker_api import (
     WorkerActivity,
     WorkerInfo,
 )
+from tests.fakes.scripted_command import ScriptedCommand
 from tests.fakes.scripted_model import ModelLimits, SampledRow, ScriptedModel, runner_output
+from tests.fakes.scripted_reports import (
+    BYTES_PER_BLOCK,
+    intermediate_tensors,
+    kv_cache_spec,
+    load_report,
+    memory_report,
+    model_limits,
+    worker_info,
+)
 from tests.fakes.stage_handoff import StageHandoff
-
-PARAMETER_BYTES_PER_LAYER = 1000
-BYTES_PER_BLOCK = 1024
-IN_GENERATION = ("JOINED", "SERVING")
-HOLDING = ("MODEL_LOADED", "CACHE_READY", "WARM")
-NEXT_STATE = {
-    ("CREATED", "init_device"): "DEVICE_READY",
-    ("DEVICE_READY", "load_model"): "MODEL_LOADED",
-    **{(state, "load_model"): "MODEL_LOADED" for state in (*HOLDING, *IN_GENERATION)},
-    ("MODEL_LOADED", "determine_available_memory"): "MODEL_LOADED",
-    ("MODEL_LOADED", "get_kv_cache_spec"): "MODEL_LOADED",
-    ("MODEL_LOADED", "initialize_kv_cache"): "CACHE_READY",
-    ("CACHE_READY", "compile_or_warm_up"): "WARM",
-    ("WARM", "begin_generation"): "JOINED",
-    ("JOINED", "begin_generation"): "JOINED",
-    ("SERVING", "begin_generation"): "JOINED",
-    ("JOINED", "connect_peers"): "SERVING",
-    ("SERVING", "end_generation"): "WARM",
-    ("JOINED", "end_generation"): "WARM",
-    ("SERVING", "run_step"): "SERVING",
-}
 
 
 class ScriptedWorker:
@@ -103,9 +87,7 @@ class ScriptedWorker:
         self._poison_token_id = poison_token_id
         self._is_checking = is_checking
         self._incarnation = f"{id(self):x}"
-        self._state = "CREATED"
-        self._authority = Authority(coordinator_id="", epoch=0)
-        self._generation = 0
+        self._command = ScriptedCommand()
         self._rank = Rank()
         self._is_last = True
         self._held: HeldStage | None = None
@@ -164,81 +146,43 @@ class ScriptedWorker:
     async def describe(self) -> WorkerInfo:
         """Describe a CPU worker of this protocol version."""
         self._check_alive()
-        return WorkerInfo(
-            protocol_min=PROTOCOL_VERSION,
-            protocol_max=PROTOCOL_VERSION,
-            build="scripted",
+        return worker_info(
+            self._command,
             incarnation=self._incarnation,
-            device="scripted",
-            memory_bytes=1 << 30,
-            dtypes=("float32",),
-            tensor_endpoint=self.address,
-            state=self._state,
-            epoch=self._authority.epoch,
-            generation=self._generation,
-            num_threads=1,
-            held_stage=self._held,
+            endpoint=self.address,
+            held=self._held,
             num_loads=self._num_loads,
         )
 
     async def init_device(self, authority: Authority) -> str:
         """Become DEVICE_READY."""
-        self._command(authority, "init_device")
+        self._take(authority, "init_device")
         return "scripted"
 
     async def load_model(self, authority: Authority, request: LoadModel) -> LoadReport:
         """Take the sizes and the place; a layer counts PARAMETER_BYTES_PER_LAYER."""
-        self._command(authority, "load_model")
+        self._take(authority, "load_model")
         self._num_loads += 1
-        num_layers = request.end_layer - request.first_layer
-        report = LoadReport(
-            parameter_bytes=num_layers * PARAMETER_BYTES_PER_LAYER,
-            bytes_read=num_layers * PARAMETER_BYTES_PER_LAYER,
-            tensors_read=num_layers,
-            weights_digest="scripted",
-            dtype="float32",
-            seconds=0.0,
-        )
-        self._held = HeldStage(request=request, report=report)
-        return report
+        self._held = HeldStage(request=request, report=load_report(request))
+        return self._held.report
 
     async def determine_available_memory(
         self, authority: Authority, budget: MemoryBudget
     ) -> MemoryReport:
         """Offer the whole budget."""
-        self._command(authority, "determine_available_memory")
-        return MemoryReport(
-            kv_cache_bytes=budget.kv_cache_bytes or 1 << 20,
-            activation_bytes=0,
-            profile_seconds=0.0,
-        )
+        self._take(authority, "determine_available_memory")
+        return memory_report(budget)
 
     async def get_kv_cache_spec(self, authority: Authority) -> KVCacheSpec:
         """One full-attention group with BYTES_PER_BLOCK bytes a block."""
-        self._command(authority, "get_kv_cache_spec")
-        load = self._loaded()
-        group = KVCacheGroup(
-            kind="full_attention",
-            num_layers=load.end_layer - load.first_layer,
-            num_kv_heads=1,
-            head_size=1,
-            bytes_per_block=BYTES_PER_BLOCK,
-        )
-        return KVCacheSpec(block_size=load.block_size, groups=(group,))
+        self._take(authority, "get_kv_cache_spec")
+        return kv_cache_spec(self._loaded())
 
     async def initialize_kv_cache(self, authority: Authority, num_blocks: int) -> KVCacheReport:
         """Make an empty paged store."""
-        self._command(authority, "initialize_kv_cache")
-        load = self._loaded()
+        self._take(authority, "initialize_kv_cache")
         self._model = ScriptedModel(
-            ModelLimits(
-                vocab_size=self._vocab_size,
-                block_size=load.block_size,
-                num_blocks=num_blocks,
-                max_model_len=load.max_model_len,
-                max_num_batched_tokens=load.max_num_batched_tokens,
-                max_num_seqs=load.max_num_seqs,
-            )
+            model_limits(self._loaded(), vocab_size=self._vocab_size, num_blocks=num_blocks)
         )
         assert self._held is not None, "the state table puts load_model first"
         self._held = replace(self._held, num_blocks=num_blocks, kv_id=self._incarnation)
@@ -246,19 +190,16 @@ class ScriptedWorker:
 
     async def compile_or_warm_up(self, authority: Authority) -> float:
         """Become WARM."""
-        self._command(authority, "compile_or_warm_up")
+        self._take(authority, "compile_or_warm_up")
         return 0.0
 
     async def begin_generation(
         self, authority: Authority, request: BeginGeneration
     ) -> GenerationReport:
         """Forget all requests and count steps from 1 again."""
-        newest = self._generation if authority == self._authority else 0
-        if request.generation <= newest:
-            raise Fenced(f"generation {request.generation} is not newer than {newest}")
-        self._command(authority, "begin_generation")
+        self._check_alive()
+        self._command.begin(authority, request.generation)
         await self._stop_runner()
-        self._generation = request.generation
         self._rank = request.rank
         self._is_last = request.rank.stage == request.layout.num_stages - 1
         self._last_step = 0
@@ -275,11 +216,11 @@ class ScriptedWorker:
         self, authority: Authority, generation: int, peers: tuple[Peer, ...]
     ) -> None:
         """Become SERVING; the shared handoff is the connection."""
-        self._command(authority, "connect_peers")
+        self._take(authority, "connect_peers")
 
     async def end_generation(self, authority: Authority, generation: int) -> None:
         """Become WARM again."""
-        self._command(authority, "end_generation")
+        self._take(authority, "end_generation")
         await self._stop_runner()
         self._replies.clear()
 
@@ -317,8 +258,10 @@ class ScriptedWorker:
         if self._lost_cause is not None:
             future.set_exception(WorkerLost(self._lost_cause))
             return future
-        if self._state != "SERVING":
-            future.set_exception(WrongState(f"run_step is not legal in state {self._state}"))
+        if self._command.state != "SERVING":
+            future.set_exception(
+                WrongState(f"run_step is not legal in state {self._command.state}")
+            )
             return future
         self._replies[key] = future
         self._unanswered.add(future)
@@ -333,9 +276,9 @@ class ScriptedWorker:
             self._check_alive()
             since = clock() if self._stuck_since is None else self._stuck_since
             yield WorkerActivity(
-                state=self._state,
-                epoch=self._authority.epoch,
-                generation=self._generation,
+                state=self._command.state,
+                epoch=self._command.authority.epoch,
+                generation=self._command.generation,
                 step=self._last_step,
                 phase=DevicePhase.IDLE if self._stuck_since is None else DevicePhase.COMPUTE,
                 seconds_in_phase=clock() - since,
@@ -358,23 +301,9 @@ class ScriptedWorker:
         if self._lost_cause is not None:
             raise WorkerLost(self._lost_cause)
 
-    def _command(self, authority: Authority, call: str) -> None:
+    def _take(self, authority: Authority, call: str) -> None:
         self._check_alive()
-        is_usurper = authority.epoch == self._authority.epoch and authority != self._authority
-        if authority.epoch < self._authority.epoch or is_usurper:
-            raise Fenced(f"epoch {authority.epoch} does not command epoch {self._authority.epoch}")
-        is_same_group = self._state in IN_GENERATION and authority == self._authority
-        if call == "load_model" and is_same_group:
-            raise WrongState(f"load_model is not legal in state {self._state}")
-        self._move(call)
-        if authority != self._authority:
-            self._authority, self._generation = authority, 0
-
-    def _move(self, call: str) -> None:
-        following = NEXT_STATE.get((self._state, call))
-        if following is None:
-            raise WrongState(f"{call} is not legal in state {self._state}")
-        self._state = following
+        self._command.take(authority, call)
 
     def _loaded(self) -> LoadModel:
         assert self._held is not None, "the state table puts load_model first"
@@ -425,7 +354,7 @@ class ScriptedWorker:
         await self._sleep(max(0.0, started + self._step_seconds - clock()))
         if not self._is_last:
             self._handoff.finish(self._rank.stage, output.step_id)
-            tensors = _intermediate_tensors(output, key, is_inline=is_inline)
+            tensors = intermediate_tensors(output, key, is_inline=is_inline)
             return replace(tensors, state_digest=digest)
         self._due = (output, rows, digest)
         return ExecutePending(key=key)
@@ -435,13 +364,10 @@ class ScriptedWorker:
 
     def _check_step(self, output: SchedulerOutput) -> None:
         self._check_alive()
-        step_id = output.step_id
-        if (step_id.epoch, step_id.generation) != (self._authority.epoch, self._generation):
-            raise Fenced(f"step {step_id} is not of generation {self._generation}")
-        self._move("run_step")
+        self._command.check_step(output.step_id)
         if self._due is not None:
             raise WrongOrder(f"step {self._due[0].step_id.step} was executed but not sampled")
-        if output.base_step != self._last_step or step_id.step <= self._last_step:
+        if output.base_step != self._last_step or output.step_id.step <= self._last_step:
             raise NeedResync(f"step {output.base_step} is not the last applied {self._last_step}")
 
 
@@ -472,20 +398,3 @@ def scripted_pipeline(
 
 def _is_refused(reply: "Future[ExecuteResult]") -> bool:
     return reply.done() and not reply.cancelled() and isinstance(reply.exception(), StepRefused)
-
-
-def _intermediate_tensors(
-    output: SchedulerOutput, key: StepKey, *, is_inline: bool
-) -> IntermediateTensors:
-    num_tokens = output.total_num_scheduled_tokens
-    tensor: WireTensor = wire_tensor(
-        name="hidden_states",
-        dtype=DType.FLOAT32,
-        shape=(num_tokens, 1),
-        buffer=memoryview(bytes(4 * num_tokens)),
-    )
-    return IntermediateTensors(
-        key=key,
-        descriptors=(tensor.descriptor,),
-        inline=(tensor,) if is_inline else None,
-    )

@@ -9,7 +9,8 @@ from common.errors import ConfigError, Fenced
 from coordinator.executors.executor import Executor, Succession
 from coordinator.executors.progress import Progress
 from tests.fakes.scripted_engine import scripted_folder
-from tests.fakes.scripted_worker import BYTES_PER_BLOCK, ScriptedWorker, scripted_pipeline
+from tests.fakes.scripted_reports import BYTES_PER_BLOCK
+from tests.fakes.scripted_worker import ScriptedWorker, scripted_pipeline
 
 FOLDER = scripted_folder(num_layers=6)
 CONFIG = CoordinatorConfig(
