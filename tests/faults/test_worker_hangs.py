@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,6 +22,7 @@ from tests.fakes.held_worker import HeldWorker, held_workers
 from tests.fakes.pipeline_driver import AUTHORITY, GENERATION, PipelineDriver
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 from tests.fakes.unary_worker import UnaryWorker
+from tests.fakes.worker_setup import begin_request
 
 DEADLINE = 1.0
 HANG_EXIT = 2.0
@@ -182,7 +182,7 @@ async def test_fenced_while_stuck_exits_at_once(model, tmp_path, authority, gene
             worker.hold()
             async with stuck(client, driver.prefill(PROMPT)):
                 asked_at = time.monotonic()
-                request = replace(driver.begin_request(0), generation=generation)
+                request = begin_request(generation=generation)
                 with pytest.raises(ServiceError):
                     await client.begin_generation(authority, request)
                 assert await exit_code(worker) == 70
