@@ -132,7 +132,7 @@ class DeviceSession:
             seconds_in_phase=now - doing.since,
             waiting_on=doing.waiting_on,
             kv_id=held.kv_id if held else "",
-            is_hung=doing.is_hung(now),
+            is_hung=self.board.is_found_hung(doing),
         )
 
     def check_place(self, request: BeginGeneration) -> None:

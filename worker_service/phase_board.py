@@ -1,12 +1,13 @@
 """What the device thread is doing: it writes, and anyone may read without asking it.
 
-Knows neither steps nor health: who reads judges. Only COMPUTE can hang, since every other wait of
-the device thread is for someone else and can be cancelled.
+Knows neither steps nor health: the watchdog judges, and leaves its verdict here. Only COMPUTE can
+hang, since every other wait of the device thread is for someone else and can be cancelled.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Lock
 
 from common.clock import Clock
 from common.step import StepId
@@ -45,51 +46,73 @@ class DeviceActivity:
 
 
 class PhaseBoard:
-    """The activity of one device thread; written by that thread alone.
+    """The activity of one device thread, which alone enters phases.
 
     `activity` may be read from any thread: each change is the assignment of one frozen value.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._lock = Lock()
         self._activity = DeviceActivity(phase=DevicePhase.IDLE, since=clock.monotonic())
+        self._hung: DeviceActivity | None = None
 
     @property
     def activity(self) -> DeviceActivity:
         """What the device thread is doing now."""
         return self._activity
 
+    def excuse(self, seconds: float) -> None:
+        """For so long the whole process did not run: the phase is that much younger."""
+        with self._lock:
+            doing, now = self._activity, self._clock.monotonic()
+            self._activity = replace(doing, since=min(doing.since + seconds, now))
+
+    def note_hung(self, activity: DeviceActivity) -> None:
+        """The verdict that this activity hangs; it is void as soon as another one begins."""
+        self._hung = activity
+
+    def is_found_hung(self, activity: DeviceActivity) -> bool:
+        """Whether that is the verdict."""
+        return self._hung is activity
+
     @contextmanager
     def computing(self, step_id: StepId, *, deadline: float | None) -> Iterator[None]:
         """The body computes a phase of this step; what it waits for in between is `during`."""
-        self._enter(DevicePhase.COMPUTE, step_id=step_id, deadline=deadline)
+        self._enter(
+            DeviceActivity(
+                phase=DevicePhase.COMPUTE,
+                since=self._clock.monotonic(),
+                step_id=step_id,
+                deadline=deadline,
+            )
+        )
         try:
             yield
         finally:
-            self._enter(DevicePhase.IDLE, step_id=step_id)
+            self._enter(
+                DeviceActivity(
+                    phase=DevicePhase.IDLE, since=self._clock.monotonic(), step_id=step_id
+                )
+            )
 
     @contextmanager
     def during(self, phase: DevicePhase, *, waiting_on: Rank | None = None) -> Iterator[None]:
         """The body is in this phase; the phase around it then starts anew, with age 0."""
         around = self._activity
-        self._enter(phase, step_id=around.step_id, waiting_on=waiting_on)
+        self._enter(
+            DeviceActivity(
+                phase=phase,
+                since=self._clock.monotonic(),
+                step_id=around.step_id,
+                waiting_on=waiting_on,
+            )
+        )
         try:
             yield
         finally:
-            self._activity = replace(around, since=self._clock.monotonic())
+            self._enter(replace(around, since=self._clock.monotonic()))
 
-    def _enter(
-        self,
-        phase: DevicePhase,
-        *,
-        step_id: StepId | None,
-        waiting_on: Rank | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self._activity = DeviceActivity(
-            phase=phase,
-            since=self._clock.monotonic(),
-            step_id=step_id,
-            waiting_on=waiting_on,
-            deadline=deadline,
-        )
+    def _enter(self, activity: DeviceActivity) -> None:
+        with self._lock:
+            self._activity = activity

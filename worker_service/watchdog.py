@@ -46,13 +46,26 @@ class Watchdog:
 
     async def run(self) -> None:
         """Look again and again; never returns."""
-        while True:  # noqa: ASYNC110 - a hang is the absence of an event
-            await asyncio.sleep(self.look())
+        while True:
+            pause, slept_at = self.look(), self._clock.monotonic()
+            await asyncio.sleep(pause)
+            self.note_slept(self._clock.monotonic() - slept_at - pause)
+
+    def note_slept(self, oversleep: float) -> None:
+        """The last pause was so many seconds too long.
+
+        When the machine stands still, or has no time for this process, the device thread stands
+        still as well: that is no hang.
+        """
+        if oversleep > LOOK_SECONDS:
+            self._board.excuse(oversleep)
 
     def look(self) -> float:
         """Judge what the device thread does now; returns the seconds until the next look is due."""
         activity, now = self._board.activity, self._clock.monotonic()
         is_hung = activity.is_hung(now)
+        if is_hung:
+            self._board.note_hung(activity)
         if is_hung is not self._is_hung:
             self._is_hung = is_hung
             self._tell(activity, now)

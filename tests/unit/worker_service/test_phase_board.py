@@ -60,3 +60,15 @@ def test_only_compute_beyond_its_deadline_is_hung() -> None:
     assert not computing.is_hung(start + 1.9)
     assert computing.is_hung(start + 2.0)
     assert not any(other.is_hung(start + 1e6) for other in (sending, unlimited, compiling))
+
+
+def test_excused_time_makes_a_phase_younger_but_never_unborn() -> None:
+    """A phase that began within the time excused has age 0."""
+    clock = ManualClock()
+    board = PhaseBoard(clock)
+    with board.computing(step_id(1), deadline=2.0):
+        clock.advance(5.0)
+        board.excuse(4.0)
+        assert clock.monotonic() - board.activity.since == 1.0
+        board.excuse(4.0)
+        assert clock.monotonic() - board.activity.since == 0.0

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from tests.fakes.manual_clock import ManualClock
 from tests.fakes.manual_steps import EPOCH, GENERATION, cached_step, digest_step, step_id
 from tests.fakes.scripted_runner import ScriptedRunner
 from tests.fakes.worker_setup import load_request
-from worker_service.phase_board import PhaseBoard
+from worker_service.phase_board import DeviceActivity, PhaseBoard
 from worker_service.stage_links import StageLinks
 from worker_service.step_executor import StepExecutor
 from worker_service.step_guard import StepGuard
@@ -60,9 +59,9 @@ class NotedBoard(PhaseBoard):
         super().__init__(clock)
         self.entered: list[tuple[DevicePhase, Rank | None]] = []
 
-    def _enter(self, phase: DevicePhase, **details: Any) -> None:
-        super()._enter(phase, **details)
-        self.entered.append((phase, details.get("waiting_on")))
+    def _enter(self, activity: DeviceActivity) -> None:
+        super()._enter(activity)
+        self.entered.append((activity.phase, activity.waiting_on))
 
 
 class Stage:
@@ -282,11 +281,13 @@ def test_phases_are_shown_on_the_board(pipeline: tuple[Stage, Stage]) -> None:
     assert first.board.entered == [
         (DevicePhase.COMPUTE, None),
         (DevicePhase.SENDING, Rank(stage=1)),
+        (DevicePhase.COMPUTE, None),
         (DevicePhase.IDLE, None),
     ]
     assert last.board.entered == [
         (DevicePhase.COMPUTE, None),
         (DevicePhase.WAIT_INPUT, Rank(stage=0)),
+        (DevicePhase.COMPUTE, None),
         (DevicePhase.IDLE, None),
         (DevicePhase.COMPUTE, None),
         (DevicePhase.IDLE, None),

@@ -99,6 +99,33 @@ def test_step_of_a_generation_that_is_over_has_until_its_deadline() -> None:
     assert watched.causes == []
 
 
+def test_time_in_which_the_process_stood_still_is_no_hang() -> None:
+    """Who wakes up from a standstill gives the step that much longer, and its exit as well."""
+    watched = Watched()
+    with watched.board.computing(step_id(1), deadline=DEADLINE):
+        watched.clock.advance(60.0)
+        watched.watchdog.note_slept(60.0 - LOOK_SECONDS)
+        watched.watchdog.look()
+        assert watched.told == []
+        watched.clock.advance(DEADLINE)
+        watched.watchdog.look()
+        watched.watchdog.note_slept(LOOK_SECONDS)  # a pause that is a little late excuses nothing
+        watched.watchdog.look()
+    assert watched.told == [True]
+    assert watched.causes == []
+
+
+def test_verdict_is_of_one_activity() -> None:
+    """What the board tells others is what the watchdog found, and void once the thread moves on."""
+    watched = Watched()
+    with watched.board.computing(step_id(1), deadline=DEADLINE):
+        watched.clock.advance(DEADLINE)
+        assert not watched.board.is_found_hung(watched.board.activity)
+        watched.watchdog.look()
+        assert watched.board.is_found_hung(watched.board.activity)
+    assert not watched.board.is_found_hung(watched.board.activity)
+
+
 def test_waiting_and_compiling_never_hang() -> None:
     """Who waits for another stage, or loads a model, is not stuck, however long it takes."""
     watched = Watched()
