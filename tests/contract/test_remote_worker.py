@@ -10,7 +10,7 @@ from stepwire.v1 import worker_pb2 as pb
 from stepwire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 from common.codecs.worker_codec import encode_worker_info
-from common.errors import WorkerLost
+from common.errors import ServiceError, WorkerLost
 from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import bind, build_server
 from common.step import SchedulerOutput
@@ -83,7 +83,7 @@ async def test_worker_that_is_not_up_yet_is_waited_for(servicer):
 
 async def test_end_of_the_connection_fails_all_that_is_unanswered(servicer):
     """Steps in flight, later steps and the callbacks get one cause; a late callback too."""
-    told: list[str] = []
+    told: list[ServiceError] = []
     async with serving(servicer, "127.0.0.1:0") as address:
         worker = RemoteWorker(address)
         worker.on_lost(told.append)
@@ -97,9 +97,9 @@ async def test_end_of_the_connection_fails_all_that_is_unanswered(servicer):
         errors = await asyncio.gather(*steps, return_exceptions=True)
     assert [type(error) for error in errors] == [WorkerLost, WorkerLost]
     assert len(told) == 1
-    assert told[0].startswith("connection closed")
+    assert str(told[0]).startswith("connection closed")
     worker.on_lost(told.append)
-    assert told[1] == told[0]
+    assert told[1] is told[0]
     with pytest.raises(WorkerLost, match="connection closed"):
         await worker.submit_step(SchedulerOutput(step_id=step_id(3), base_step=2), sample=False)
     await worker.close()
@@ -130,7 +130,7 @@ async def test_control_call_does_not_wait_for_a_worker_that_is_gone(servicer):
 
 async def test_closing_is_no_loss(servicer):
     """Whoever lets go of a worker is not told that it is lost; open steps still end."""
-    told: list[str] = []
+    told: list[ServiceError] = []
     async with serving(servicer, "127.0.0.1:0") as address:
         worker = RemoteWorker(address)
         worker.on_lost(told.append)

@@ -1,6 +1,7 @@
 """A replica through its generations, on scripted workers and in virtual time."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_lost_worker_is_replaced_and_the_survivor_keeps_its_parameters():
             service.fleet.workers[1].lose("killed by SIGKILL")
             with pytest.raises(Unavailable, match=r"^stage 1 \(scripted:1\) lost: killed by"):
                 await read(stream)
+            assert service.replica.status("m").phase is ReplicaPhase.WAITING
             with pytest.raises(Unavailable, match="is being rebuilt"):
                 service.replica.loop.submit(request((1,), max_tokens=1))
             await service.is_serving.wait()
@@ -201,6 +203,31 @@ def test_failed_rebuild_is_tried_again_in_a_new_generation():
             await service.is_serving.wait()
             assert await serves(service)
             assert service.replica.status("m").generation == 3
+
+    run_in_virtual_time(run())
+
+
+def test_group_that_fails_its_first_step_is_not_rebuilt_at_once():
+    """The pauses grow to two seconds, and a group that works ends them."""
+
+    async def run() -> None:
+        async with scripted_service() as service:
+            survivor, victim = service.fleet.workers
+            victim.lose("killed")
+            lost_at: list[float] = []
+            for count in range(1, 8):
+                survivor.fail_step(1, StepFailed("no kernel for this shape"))
+                while len(service.replica.status("m").lost_generations) < count:
+                    await asyncio.sleep(0.01)
+                    assert not service.is_serving.is_set()
+                lost_at.append(asyncio.get_running_loop().time())
+            pauses = [later - earlier for earlier, later in pairwise(lost_at)]
+            assert pauses == pytest.approx([0.0, 0.2, 0.4, 0.8, 1.6, 2.0], abs=0.1)
+            waiting = service.replica.status("m")
+            assert waiting.phase is ReplicaPhase.WAITING
+            assert waiting.detail == "stage 0 (scripted:0): no kernel for this shape"
+            await service.is_serving.wait()
+            assert await serves(service)
 
     run_in_virtual_time(run())
 
