@@ -20,7 +20,7 @@ from coordinator.engine.loop import EngineLoop
 from coordinator.executors.deadlines import DEFAULT_RULES, DeadlineRules
 from coordinator.executors.executor import Executor, Succession
 from coordinator.executors.fleet import WorkerFleet
-from coordinator.executors.progress import Progress, ReplicaPhase
+from coordinator.executors.progress import Progress, ReplicaPhase, preparing
 from coordinator.executors.release import release_survivors
 from coordinator.executors.topology import WorkerTopology
 from coordinator.recovery.monitor import GroupMonitor
@@ -168,13 +168,11 @@ class Replica:
         )
 
     async def _release(self) -> None:
-        if self._group is None:
-            return
-        executor = self._group.executor
-        if executor.is_over:
-            await release_survivors(self._fleet.connected, executor.authority)
-        else:
-            await executor.shutdown()
+        authority = self._succession.authority
+        if self._group is not None and not self._group.executor.is_over:
+            await self._group.executor.shutdown()
+        elif authority is not None:
+            await release_survivors(self._fleet.connected, authority)
 
     @property
     def _started_scheduler(self) -> Scheduler:
@@ -192,13 +190,14 @@ class Replica:
             succession=succession,
             report=self._note_progress,
         )
+        # From here on workers may count on this coordinator, whatever becomes of the group.
+        self._succession = replace(self._succession, authority=executor.authority)
+        self._note_progress(preparing("sizing the KV cache and warming up"))
         num_blocks = await executor.determine_available_memory()
         await executor.initialize(num_blocks)
+        self._note_progress(preparing("waiting for the first step to pass all stages"))
         self._succession = replace(
-            self._succession,
-            authority=executor.authority,
-            num_blocks=num_blocks,
-            deadlines=executor.deadlines,
+            self._succession, num_blocks=num_blocks, deadlines=executor.deadlines
         )
         return _Group(executor=executor, num_blocks=num_blocks)
 

@@ -10,7 +10,7 @@ from stepwire.v1 import worker_pb2 as pb
 from stepwire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 from common.codecs.worker_codec import encode_worker_info
-from common.errors import ServiceError, WorkerLost
+from common.errors import ServiceError, Unavailable, WorkerLost
 from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import bind, build_server
 from common.step import SchedulerOutput
@@ -27,13 +27,16 @@ class TakesStepsForEver(WorkerServicer):
 
     def __init__(self) -> None:
         self.has_step = asyncio.Event()
+        self.refusal: ServiceError | None = None
 
     async def Describe(self, request, context):
         """A scripted worker's description."""
         return encode_worker_info(await ScriptedWorker().describe())
 
     async def ConnectPeers(self, request, context):
-        """Yes."""
+        """Yes, unless it is to be refused."""
+        if self.refusal is not None:
+            raise self.refusal
         return pb.ConnectPeersResponse()
 
     async def LoadModel(self, request, context):
@@ -126,6 +129,17 @@ async def test_control_call_does_not_wait_for_a_worker_that_is_gone(servicer):
         async with asyncio.timeout(TOLD_WITHIN_S):
             await worker.init_device(AUTHORITY)
     await worker.close()
+
+
+async def test_control_call_that_a_worker_refuses_is_no_loss(servicer):
+    """A worker that says itself that something is not to be had is not called disconnected."""
+    servicer.refusal = Unavailable("cannot resolve the tensor endpoint nowhere:1")
+    async with serving(servicer, "127.0.0.1:0") as address:
+        worker = RemoteWorker(address)
+        with pytest.raises(Unavailable, match=r"^cannot resolve the tensor endpoint") as caught:
+            await worker.connect_peers(AUTHORITY, GENERATION, ())
+        assert type(caught.value) is Unavailable
+        await worker.close()
 
 
 async def test_closing_is_no_loss(servicer):

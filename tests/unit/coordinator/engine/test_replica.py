@@ -18,7 +18,7 @@ from common.requests import FinishReason
 from common.worker_api import Authority
 from coordinator.engine.streams import TokenStream
 from coordinator.executors.progress import ReplicaPhase
-from tests.fakes.scripted_fleet import ScriptedService, scripted_service
+from tests.fakes.scripted_fleet import ScriptedFleet, ScriptedService, scripted_service
 from tests.fakes.scripted_model import scripted_tokens
 from tests.fakes.scripted_replica import request
 from tests.fakes.virtual_time import run_in_virtual_time
@@ -270,6 +270,37 @@ def test_first_generation_that_fails_is_not_rebuilt():
         with pytest.raises(Unavailable, match=r"stage 0 .*no kernel for this shape"):
             async with scripted_service(warm_up_error=StepFailed("no kernel for this shape")):
                 raise AssertionError("it serves")
+
+    run_in_virtual_time(run())
+
+
+def test_status_tells_that_the_first_step_is_waited_for():
+    """Workers that are loaded and have joined are not said to load."""
+
+    async def run() -> None:
+        async with scripted_service() as service:
+            service.fleet.workers[1].lose("killed")
+            seen: list[str] = []
+            while service.serving_changes != [True, False, True]:
+                seen.append(service.replica.status("m").detail)
+                await asyncio.sleep(0.001)
+            assert seen[-1] == "waiting for the first step to pass all stages"
+
+    run_in_virtual_time(run())
+
+
+def test_workers_of_a_start_that_failed_are_released():
+    """A rank that had joined would wait for the coordinator that has given up."""
+
+    async def run() -> None:
+        fleet = ScriptedFleet(2)
+        joined, other = fleet.workers
+        other.peers_error = Unavailable("cannot resolve the tensor endpoint")
+        with pytest.raises(Unavailable, match=r"^stage 1 .* cannot resolve"):
+            async with scripted_service(fleet=fleet):
+                raise AssertionError("it serves")
+        assert (await joined.describe()).state == "WARM"
+        assert (await other.describe()).state == "WARM"
 
     run_in_virtual_time(run())
 
