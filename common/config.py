@@ -29,9 +29,18 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def split_address(name: str, value: str) -> tuple[str, int]:
     """Split HOST:PORT ("[::1]:80" for IPv6); raises ConfigError naming the setting."""
     host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not _may_be_a_host(host) or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{name} must be HOST:PORT, not {value!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, int(port)
+
+
+def _may_be_a_host(name: str) -> bool:
+    """Whether a look-up takes the name; one that no DNS could hold breaks it before it begins."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def join_address(host: str, port: int) -> str:

@@ -25,7 +25,7 @@ def listen(host: str, port: int, *, backlog: int) -> socket.socket:
 
 def _why(error: OSError) -> str:
     """The system's own words, which Python mixes with the address, and what to do."""
-    # Failed look-ups of a name have a number of their own kind, and words only in the error.
-    is_lookup = isinstance(error, socket.gaierror)
-    words = error.strerror if is_lookup or error.errno is None else os.strerror(error.errno)
-    return f"{words}; {_ADVICE.get(error.errno or 0, 'check its host and port')}"
+    # Failed look-ups of a name have a number below 0, and words only in the error.
+    number = error.errno or 0
+    words = os.strerror(number) if number > 0 else str(error.strerror).partition(" (")[0]
+    return f"{words}; {_ADVICE.get(number, 'check its host and port')}"

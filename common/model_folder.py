@@ -5,6 +5,7 @@ transformers.
 """
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ def resolve_model(model: str, *, cache: Path) -> Path:
     if model in BUNDLED_MODELS:
         return _imported_folder(model, cache=cache)
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    # Not Path.is_dir, which raises for a name that is too long.
+    if os.path.isdir(folder):
         return folder.resolve()
     if HUB_ID.fullmatch(model) and not model.startswith("."):
         return _download_from_hub(model)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from common.errors import ServiceError
 from common.step import (
     ExecuteResult,
     IntermediateTensors,
@@ -313,10 +314,10 @@ class WorkerApi(Protocol):
         """
         ...
 
-    def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Call back once with the cause when the worker is found to be gone; at once when it is already.
+    def on_lost(self, callback: Callable[[ServiceError], None]) -> None:
+        """Call back once when the worker is found to be gone; at once when it is already.
 
-        Callbacks run on the event loop.
+        The error is Fenced when a newer coordinator commands it. Callbacks run on the event loop.
         """
         ...
 

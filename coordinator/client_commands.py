@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.errors import Unavailable, WorkerLost
+from common.errors import DeadlineExceeded, Unavailable, WorkerLost
 
 if TYPE_CHECKING:
     from coordinator.engine.generation import ChatTurn
@@ -97,6 +97,10 @@ def status(address: str, *, is_json: bool) -> None:
             state = client.status()
     except Unavailable as error:
         raise Unavailable(f"{address}: {error}; is a coordinator (stepwire up) there?") from error
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(
+            f"{address} is silent; is a coordinator (stepwire up) there, and not stopped?"
+        ) from error
     click.echo(status_json(state) if is_json else "\n".join(status_lines(state)))
 
 

@@ -15,6 +15,7 @@ from common.channels.channel import TensorChannels
 from common.channels.zmq_channel import ZmqChannels
 from common.clock import SystemClock
 from common.config import WorkerConfig, join_address, split_address
+from common.errors import ServiceError
 from common.health import HealthBoard
 from common.logs import get_logger
 from common.rpc.interceptors import ServiceInterceptor
@@ -104,9 +105,9 @@ def _make_worker(
         else:
             ending.release()
 
-    def lost(cause: str) -> None:
+    def lost(error: ServiceError) -> None:
         readiness.ended()
-        ending.device_lost(cause)
+        ending.device_lost(str(error))
 
     worker = Worker(config, channels, on_state=state_changed, make_runner=make_runner)
     worker.on_lost(lost)

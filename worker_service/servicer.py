@@ -18,6 +18,7 @@ from common.codecs.worker_codec import (
     decode_begin_generation,
     decode_load_model,
     decode_memory_budget,
+    decode_num_blocks,
     decode_peers,
     encode_activity,
     encode_generation_report,
@@ -85,7 +86,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Allocate the KV cache."""
         return encode_kv_cache_report(
             await self._worker.initialize_kv_cache(
-                decode_authority(request.authority), request.num_blocks
+                decode_authority(request.authority), decode_num_blocks(request)
             )
         )
 

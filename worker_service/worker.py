@@ -64,7 +64,7 @@ class Worker:
         self._loop = get_running_loop()
         self._on_state = on_state
         self._lost_cause: str | None = None
-        self._lost_callbacks: list[Callable[[str], None]] = []
+        self._lost_callbacks: list[Callable[[ServiceError], None]] = []
         self._over_callbacks: list[Callable[[str], None]] = []
         self._watchers: set[Event] = set()
         self._replies = ReplyCache()
@@ -218,12 +218,12 @@ class Worker:
         """Call back, on the event loop, with the reason whenever a generation is over."""
         self._over_callbacks.append(callback)
 
-    def on_lost(self, callback: Callable[[str], None]) -> None:
+    def on_lost(self, callback: Callable[[ServiceError], None]) -> None:
         """Call back once, on the event loop, when the device thread dies; at once when it is dead."""
         if self._lost_cause is None:
             self._lost_callbacks.append(callback)
         else:
-            callback(self._lost_cause)
+            callback(WorkerLost(self._lost_cause))
 
     async def close(self) -> None:
         """Cancel waits, let the running kernel finish, and let go of device and channels."""
@@ -260,7 +260,7 @@ class Worker:
         self._lost_cause = cause
         self._wake_watchers()
         for callback in self._lost_callbacks:
-            callback(cause)
+            callback(WorkerLost(cause))
 
     def _wake_watchers(self) -> None:
         for watcher in self._watchers:

@@ -94,7 +94,7 @@ class ZmqChannels:
         self._mailbox.open(self._member, capacity=capacity)
 
     def connect(self, peer: Peer) -> "ZmqSender":
-        """Open the way to a peer; Unavailable when the name of its host is unknown."""
+        """Open the way to a peer; Unavailable when its host is unknown or its address is none."""
         if self._member is None:
             raise WrongState("connect needs a generation: call begin first")
         try:
@@ -105,8 +105,8 @@ class ZmqChannels:
                 f"cannot resolve the tensor endpoint {peer.tensor_endpoint} of {peer.rank}: "
                 f"{error.strerror}"
             ) from error
-        self._links.append(link)
         self._transport.open(link)
+        self._links.append(link)
         return ZmqSender(self._transport, link, member=self._member, capacity=self._capacity)
 
     def receiver(self) -> MailboxReceiver:

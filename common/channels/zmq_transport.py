@@ -14,7 +14,7 @@ from contextlib import suppress
 import zmq
 
 from common.config import join_address
-from common.errors import ConfigError
+from common.errors import ConfigError, Unavailable
 from common.logs import get_logger
 
 logger = get_logger(__name__)
@@ -111,8 +111,13 @@ class ZmqTransport:
     # Called from other threads.
 
     def open(self, link: Link) -> None:
-        """Start to connect a link; what is sent before it is connected waits."""
-        self._post(lambda: self._open(link))
+        """Start to connect a link; what is sent before it is connected waits.
+
+        Raises Unavailable when it cannot even be tried; the thread and other links go on.
+        """
+        opened = self._post(lambda: self._open(link))
+        with suppress(CancelledError):
+            opened.result()
 
     def send(self, link: Link, parts: Parts) -> None:
         """Queue a message behind those waiting; its buffers are never copied here."""
@@ -172,23 +177,38 @@ class ZmqTransport:
     def _act(self) -> None:
         with self._lock:
             action, done = self._actions.popleft()
-        action()
-        done.set_result(None)
+        try:
+            action()
+        except Unavailable as refusal:
+            done.set_exception(refusal)
+        else:
+            done.set_result(None)
 
     def _open(self, link: Link) -> None:
         if link.is_closed:
             return
-        push = self._context.socket(zmq.PUSH)
-        push.setsockopt(zmq.LINGER, 0)
-        # Without it messages would be queued for a peer that may never be reached.
-        push.setsockopt(zmq.IMMEDIATE, 1)
-        # The default of 1,000 messages may be gigabytes that a stuck peer never takes.
-        push.setsockopt(zmq.SNDHWM, link.capacity)
-        push.setsockopt(zmq.IPV6, link.is_ipv6)
-        push.connect(link.target)
+        try:
+            push = self._connect(link)
+        except zmq.ZMQError as error:
+            raise Unavailable(f"no tensor link to {link.target}: {error.strerror}") from error
         link.socket = push
         self._links[push] = link
         self._flush(link)
+
+    def _connect(self, link: Link) -> "zmq.Socket[bytes]":
+        push = self._context.socket(zmq.PUSH)
+        try:
+            push.setsockopt(zmq.LINGER, 0)
+            # Without it messages would be queued for a peer that may never be reached.
+            push.setsockopt(zmq.IMMEDIATE, 1)
+            # The default of 1,000 messages may be gigabytes that a stuck peer never takes.
+            push.setsockopt(zmq.SNDHWM, link.capacity)
+            push.setsockopt(zmq.IPV6, link.is_ipv6)
+            push.connect(link.target)
+        except BaseException:
+            push.close()
+            raise
+        return push
 
     def _flush(self, link: Link) -> None:
         if link.socket is None:

@@ -27,6 +27,9 @@ from common.worker_api import (
     WorkerInfo,
 )
 
+MOST_STEPS = 1024
+"""Far more than any pipeline has; a worker keeps room for as many answers and frames."""
+
 
 def _require(is_valid: bool, field: str, rule: str) -> None:  # noqa: FBT001 - reads as an assertion
     if not is_valid:
@@ -311,6 +314,12 @@ def decode_kv_cache_spec(spec: pb.GetKVCacheSpecResponse) -> KVCacheSpec:
     )
 
 
+def decode_num_blocks(request: pb.InitializeKVCacheRequest) -> int:
+    """Read how many blocks to allocate: the null block and at least one more."""
+    _require(request.num_blocks >= 2, "num_blocks", "must be at least 2")
+    return request.num_blocks
+
+
 def encode_kv_cache_report(report: KVCacheReport) -> pb.InitializeKVCacheResponse:
     """Spell that the cache stands."""
     return pb.InitializeKVCacheResponse(kv_id=report.kv_id, kv_cache_bytes=report.kv_cache_bytes)
@@ -338,12 +347,13 @@ def decode_begin_generation(request: pb.BeginGenerationRequest) -> BeginGenerati
     """Read the start of a generation."""
     rank, layout = _decode_place(request.rank, request.layout)
     _require(request.generation >= 1, "generation", "must be at least 1")
-    _require(request.max_steps_in_flight >= 1, "max_steps_in_flight", "must be at least 1")
+    steps = request.max_steps_in_flight
+    _require(1 <= steps <= MOST_STEPS, "max_steps_in_flight", f"must be from 1 to {MOST_STEPS}")
     return BeginGeneration(
         generation=request.generation,
         rank=rank,
         layout=layout,
-        max_steps_in_flight=request.max_steps_in_flight,
+        max_steps_in_flight=steps,
     )
 
 

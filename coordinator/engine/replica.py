@@ -20,14 +20,15 @@ from coordinator.engine.loop import EngineLoop
 from coordinator.executors.deadlines import DEFAULT_RULES, DeadlineRules
 from coordinator.executors.executor import Executor, Succession
 from coordinator.executors.fleet import WorkerFleet
-from coordinator.executors.progress import Progress, ReplicaPhase
+from coordinator.executors.progress import Progress, ReplicaPhase, preparing
 from coordinator.executors.release import release_survivors
 from coordinator.executors.topology import WorkerTopology
 from coordinator.recovery.monitor import GroupMonitor
+from coordinator.scheduling.planner import WARM_UP_STEP
 from coordinator.scheduling.scheduler import Scheduler
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
-"""Seconds before a failed rebuild is tried again; each pause is twice the one before."""
+"""Seconds before a rebuild follows one that failed; each pause is twice the one before."""
 
 NUM_REMEMBERED_LOSSES = 16
 
@@ -68,6 +69,7 @@ class Replica:
         self._scheduler: Scheduler | None = None
         self._loop: EngineLoop | None = None
         self._rebuild: asyncio.Task[None] | None = None
+        self._pause = FIRST_PAUSE
         self._lost_generations: deque[LostGeneration] = deque(maxlen=NUM_REMEMBERED_LOSSES)
 
     @property
@@ -101,7 +103,7 @@ class Replica:
             eos_token_ids=self._folder.eos_token_ids,
         )
         self._loop = EngineLoop(
-            self._scheduler, clock=self._clock, on_serving_changed=self._on_serving_changed
+            self._scheduler, clock=self._clock, on_serving_changed=self._serving_changed
         )
 
     async def run(self) -> None:
@@ -166,13 +168,11 @@ class Replica:
         )
 
     async def _release(self) -> None:
-        if self._group is None:
-            return
-        executor = self._group.executor
-        if executor.is_over:
-            await release_survivors(self._fleet.connected, executor.authority)
-        else:
-            await executor.shutdown()
+        authority = self._succession.authority
+        if self._group is not None and not self._group.executor.is_over:
+            await self._group.executor.shutdown()
+        elif authority is not None:
+            await release_survivors(self._fleet.connected, authority)
 
     @property
     def _started_scheduler(self) -> Scheduler:
@@ -190,13 +190,14 @@ class Replica:
             succession=succession,
             report=self._note_progress,
         )
+        # From here on workers may count on this coordinator, whatever becomes of the group.
+        self._succession = replace(self._succession, authority=executor.authority)
+        self._note_progress(preparing("sizing the KV cache and warming up"))
         num_blocks = await executor.determine_available_memory()
         await executor.initialize(num_blocks)
+        self._note_progress(preparing("waiting for the first step to pass all stages"))
         self._succession = replace(
-            self._succession,
-            authority=executor.authority,
-            num_blocks=num_blocks,
-            deadlines=executor.deadlines,
+            self._succession, num_blocks=num_blocks, deadlines=executor.deadlines
         )
         return _Group(executor=executor, num_blocks=num_blocks)
 
@@ -241,23 +242,38 @@ class Replica:
         return True
 
     async def _try_to_rebuild(self) -> None:
-        pause = FIRST_PAUSE
+        if self.loop.last_step < WARM_UP_STEP:
+            # A group that could not run its first step will rarely do so when it is built at once.
+            await self._wait_a_while()
+        else:
+            self._pause = FIRST_PAUSE
         while True:
             try:
                 self._group = await self._bring_up()
             except Fenced:
                 raise
             except ServiceError as error:
-                logger.warning("rebuild failed", extra={"cause": str(error), "again_in": pause})
+                logger.warning(
+                    "rebuild failed", extra={"cause": str(error), "again_in": self._pause}
+                )
                 self._note_progress(
                     Progress(phase=ReplicaPhase.WAITING, detail=f"trying again after: {error}")
                 )
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                await self._wait_a_while()
             else:
                 for deadlines in self._group.executor.deadlines.values():
                     deadlines.note_rebuild()
                 return
+
+    def _serving_changed(self, is_serving: bool) -> None:  # noqa: FBT001 - a state, told by value
+        if is_serving:
+            # What is told between the moment it no longer serves and the one its cause is noted.
+            self._progress = Progress(phase=ReplicaPhase.WAITING, detail="the worker group is lost")
+        self._on_serving_changed(is_serving)
+
+    async def _wait_a_while(self) -> None:
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        await asyncio.sleep(pause)
 
     def _note_lost(self, cause: ServiceError) -> None:
         assert self._group is not None, "only a group can be lost"

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 from grpc.aio import EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
 
-from common.errors import ServiceError, Unavailable, WorkerLost
+from common.errors import ServiceError, WorkerLost
 from common.rpc.client import connect
-from common.rpc.status import from_rpc_error, service_errors
+from common.rpc.status import from_rpc_error
 from common.worker_api import WorkerInfo
 from coordinator.executors.reconnect import Membership, find_again, is_connection_error
 
@@ -129,7 +129,9 @@ class WorkerConnection:
 
     async def _ask(self, method: Any, request: Any, **options: Any) -> Any:
         try:
-            with service_errors():
-                return await method(request, **options)
-        except Unavailable as error:
-            raise WorkerLost(await self._explain(f"connection closed: {error}")) from error
+            return await method(request, **options)
+        except grpc.aio.AioRpcError as error:
+            if not is_connection_error(error):
+                raise from_rpc_error(error) from error
+            cause = await self._explain(f"connection closed: {error.details()}")
+            raise WorkerLost(cause) from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.config import CoordinatorConfig
-from common.errors import ServiceError, WorkerLost, WrongState
+from common.errors import Fenced, ServiceError, WorkerLost, WrongState
 from common.model_folder import ModelFolder
 from common.step import ExecutePending, ExecuteResult, ModelRunnerOutput, SchedulerOutput
 from common.worker_api import (
@@ -116,11 +116,11 @@ class Executor:
         self._config = config
         self._observer: StepObserver = NoObserver()
         self._causes: dict[Rank, str] = {}
-        self._lost: WorkerLost | None = None
+        self._lost: ServiceError | None = None
         self._is_over = False
-        self._lost_callbacks: list[Callable[[WorkerLost], None]] = []
+        self._lost_callbacks: list[Callable[[ServiceError], None]] = []
         for member in members:
-            member.worker.on_lost(lambda cause, member=member: self._note_lost(member, cause))
+            member.worker.on_lost(lambda error, member=member: self._note_lost(member, error))
 
     @classmethod
     async def create(
@@ -253,7 +253,7 @@ class Executor:
             for member, result in zip(self.members, results, strict=True)
         }
 
-    def on_lost(self, callback: Callable[[WorkerLost], None]) -> None:
+    def on_lost(self, callback: Callable[[ServiceError], None]) -> None:
         """Call back once, when the first rank is lost; at once when one is lost already."""
         if self._lost is not None:
             callback(self._lost)
@@ -279,7 +279,7 @@ class Executor:
 
     def give_up(self, rank: Rank, cause: str) -> None:
         """Take a rank that stalls the group for lost."""
-        self._note_lost(self.members[rank.stage], cause)
+        self._note_lost(self.members[rank.stage], WorkerLost(cause))
 
     def end(self) -> None:
         """Hear of no more losses: the generation is over, and what its workers do is others' concern."""
@@ -339,16 +339,17 @@ class Executor:
             max_steps_in_flight=self._config.schedule.steps_in_flight(self.num_stages),
         )
 
-    def _note_lost(self, member: Member, cause: str) -> None:
+    def _note_lost(self, member: Member, error: ServiceError) -> None:
         if self._is_over:
             return
-        self._causes.setdefault(member.rank, cause)
-        error = member.lost(cause)
-        logger.error("worker lost", extra={"rank": str(member.rank), "cause": str(error)})
+        self._causes.setdefault(member.rank, str(error))
+        # Only to be fenced is more than a loss: then this coordinator has to go.
+        told = member.blame(error) if isinstance(error, Fenced) else member.lost(str(error))
+        logger.error("worker lost", extra={"rank": str(member.rank), "cause": str(told)})
         if self._lost is None:
-            self._lost = error
+            self._lost = told
             for callback in self._lost_callbacks:
-                callback(error)
+                callback(told)
 
 
 def _no_tokens(result: ExecuteResult) -> ServiceError:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from common.config import ClusterConfig
+from common.errors import ServiceError
 from common.worker_api import Rank, WorkerApi
 from coordinator.executors.in_process import in_process_worker
 from coordinator.executors.local_process import LocalWorker, WorkerProcess, worker_flags
@@ -148,5 +149,5 @@ class InProcessFleet:
         if worker is not None:
             await worker.close()
 
-    def _note_lost(self, cause: str) -> None:
+    def _note_lost(self, error: ServiceError) -> None:
         self._is_lost = True

@@ -39,6 +39,7 @@ class WorkerProcess:
         self._name = name
         self._process = process
         self._is_killed = False
+        self._seen_cause: str | None = None
         self._exit_callbacks: list[Callable[[str], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -91,8 +92,11 @@ class WorkerProcess:
             self._process.kill()
 
     def on_exit(self, callback: Callable[[str], None]) -> None:
-        """Call back once with the cause when the child ends by itself."""
-        self._exit_callbacks.append(callback)
+        """Call back once with the cause when the child ends by itself; at once when it has ended."""
+        if self._seen_cause is None:
+            self._exit_callbacks.append(callback)
+        else:
+            callback(self._seen_cause)
 
     async def exit_cause(self) -> str | None:
         """How the child ended, or None when it still runs after CAUSE_TIMEOUT."""
@@ -141,7 +145,7 @@ class WorkerProcess:
         logger.info("%s printed: %s", self._name, line.decode(errors="replace").rstrip())
 
     async def _watch(self) -> None:
-        cause = _cause(await self._process.wait())
+        cause = self._seen_cause = _cause(await self._process.wait())
         for callback in self._exit_callbacks:
             callback(cause)
 

@@ -75,7 +75,8 @@ async def describe_all(
     async def ask(member: Member) -> WorkerInfo:
         info = await describe(member, log_every=log_every)
         missing.discard(member.rank)
-        report(waiting_for(missing, num_ranks=len(members)))
+        if missing:
+            report(waiting_for(missing, num_ranks=len(members)))
         return info
 
     report(waiting_for(missing, num_ranks=len(members)))

@@ -47,3 +47,8 @@ def loading(ranks: Collection[Rank]) -> Progress:
     return Progress(
         phase=ReplicaPhase.LOADING, detail=f"loading {names}" if names else "joining the workers"
     )
+
+
+def preparing(detail: str) -> Progress:
+    """Parameters are held, and this is still to be done before requests are accepted."""
+    return Progress(phase=ReplicaPhase.LOADING, detail=detail)

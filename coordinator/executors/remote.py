@@ -194,9 +194,9 @@ class RemoteWorker:
             async for reply in replies:
                 yield worker_codec.decode_activity(reply)
 
-    def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Call back with the cause when the worker is lost; at once when it is already."""
-        self._connection.on_lost(lambda error: callback(str(error)))
+    def on_lost(self, callback: Callable[[ServiceError], None]) -> None:
+        """Call back with the error when the worker is lost; at once when it is already."""
+        self._connection.on_lost(callback)
 
     async def close(self) -> None:
         """Close the stream and the channel."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from common.worker_api import DevicePhase, Rank, WorkerActivity
 
+MAX_QUIET = 10.0
+"""Seconds a step may be on its way without any rank computing: longer than tensors travel."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
@@ -30,6 +33,15 @@ class _Told:
         if self.activity is None or self.activity.phase is not DevicePhase.COMPUTE:
             return 0.0
         return self.activity.seconds_in_phase + now - self.heard_at
+
+    def busy_until(self, now: float) -> float:
+        """When it last worked, as far as is known: now while it computes or compiles."""
+        if self.activity is None or self.activity.phase in (
+            DevicePhase.COMPUTE,
+            DevicePhase.COMPILING,
+        ):
+            return now
+        return self.heard_at - self.activity.seconds_in_phase
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +118,7 @@ class StallDetector:
 
     def _overdue(self, now: float) -> Stall | None:
         oldest = self._oldest()
-        if oldest is None or now <= oldest.overdue_at:
+        if oldest is None or (now <= oldest.overdue_at and not self._is_quiet(oldest, now)):
             return None
         computing = [rank for rank, told in self._told.items() if told.seconds_computing(now) > 0]
         if computing:
@@ -115,8 +127,22 @@ class StallDetector:
         age = now - oldest.running_since
         return Stall(
             rank=self._furthest_behind(),
-            cause=f"step {number} is unanswered for {age:.1f} s and no rank computes it",
+            cause=f"step {number} is unanswered for {age:.1f} s and no rank computes it"
+            + self._who_waits(),
         )
+
+    def _is_quiet(self, oldest: _SentStep, now: float) -> bool:
+        """Whether tensors must have been lost: no rank has worked for long, though a step is due."""
+        busy_until = max(told.busy_until(now) for told in self._told.values())
+        return now - max(busy_until, oldest.running_since) > MAX_QUIET
+
+    def _who_waits(self) -> str:
+        waits = [
+            f"; {rank} waits for tensors of {told.activity.waiting_on}"
+            for rank, told in self._told.items()
+            if told.activity is not None and told.activity.waiting_on is not None
+        ]
+        return "".join(waits)
 
     def _longest_computing(self, ranks: Iterable[Rank], now: float) -> Stall:
         rank = max(ranks, key=lambda rank: self._told[rank].seconds_computing(now))

@@ -28,3 +28,9 @@ def test_an_address_of_another_machine_is_refused():
     """An address of a documentation network belongs to no machine."""
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0.*name an address of this machine"):
         listen("192.0.2.1", 0, backlog=1)
+
+
+def test_an_unknown_host_is_told_in_the_words_of_the_look_up():
+    """A name that nobody knows has no number among the system's errors."""
+    with pytest.raises(ConfigError, match=r"nowhere\.invalid:0: Name or service not known; check"):
+        listen("nowhere.invalid", 0, backlog=1)

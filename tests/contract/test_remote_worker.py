@@ -10,7 +10,7 @@ from stepwire.v1 import worker_pb2 as pb
 from stepwire.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 from common.codecs.worker_codec import encode_worker_info
-from common.errors import WorkerLost
+from common.errors import ServiceError, Unavailable, WorkerLost
 from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import bind, build_server
 from common.step import SchedulerOutput
@@ -27,13 +27,16 @@ class TakesStepsForEver(WorkerServicer):
 
     def __init__(self) -> None:
         self.has_step = asyncio.Event()
+        self.refusal: ServiceError | None = None
 
     async def Describe(self, request, context):
         """A scripted worker's description."""
         return encode_worker_info(await ScriptedWorker().describe())
 
     async def ConnectPeers(self, request, context):
-        """Yes."""
+        """Yes, unless it is to be refused."""
+        if self.refusal is not None:
+            raise self.refusal
         return pb.ConnectPeersResponse()
 
     async def LoadModel(self, request, context):
@@ -83,7 +86,7 @@ async def test_worker_that_is_not_up_yet_is_waited_for(servicer):
 
 async def test_end_of_the_connection_fails_all_that_is_unanswered(servicer):
     """Steps in flight, later steps and the callbacks get one cause; a late callback too."""
-    told: list[str] = []
+    told: list[ServiceError] = []
     async with serving(servicer, "127.0.0.1:0") as address:
         worker = RemoteWorker(address)
         worker.on_lost(told.append)
@@ -97,9 +100,9 @@ async def test_end_of_the_connection_fails_all_that_is_unanswered(servicer):
         errors = await asyncio.gather(*steps, return_exceptions=True)
     assert [type(error) for error in errors] == [WorkerLost, WorkerLost]
     assert len(told) == 1
-    assert told[0].startswith("connection closed")
+    assert str(told[0]).startswith("connection closed")
     worker.on_lost(told.append)
-    assert told[1] == told[0]
+    assert told[1] is told[0]
     with pytest.raises(WorkerLost, match="connection closed"):
         await worker.submit_step(SchedulerOutput(step_id=step_id(3), base_step=2), sample=False)
     await worker.close()
@@ -128,9 +131,20 @@ async def test_control_call_does_not_wait_for_a_worker_that_is_gone(servicer):
     await worker.close()
 
 
+async def test_control_call_that_a_worker_refuses_is_no_loss(servicer):
+    """A worker that says itself that something is not to be had is not called disconnected."""
+    servicer.refusal = Unavailable("cannot resolve the tensor endpoint nowhere:1")
+    async with serving(servicer, "127.0.0.1:0") as address:
+        worker = RemoteWorker(address)
+        with pytest.raises(Unavailable, match=r"^cannot resolve the tensor endpoint") as caught:
+            await worker.connect_peers(AUTHORITY, GENERATION, ())
+        assert type(caught.value) is Unavailable
+        await worker.close()
+
+
 async def test_closing_is_no_loss(servicer):
     """Whoever lets go of a worker is not told that it is lost; open steps still end."""
-    told: list[str] = []
+    told: list[ServiceError] = []
     async with serving(servicer, "127.0.0.1:0") as address:
         worker = RemoteWorker(address)
         worker.on_lost(told.append)

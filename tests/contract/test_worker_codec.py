@@ -123,6 +123,7 @@ def test_peers():
         ("load_model", "layout.num_stages", {"layout": worker_pb2.Layout(tensor_parallel_size=1)}),
         ("begin_generation", "generation", {"generation": 0}),
         ("begin_generation", "max_steps_in_flight", {"max_steps_in_flight": 0}),
+        ("begin_generation", "max_steps_in_flight", {"max_steps_in_flight": 2**32 - 1}),
         ("begin_generation", "rank.tensor_parallel", {"rank": worker_pb2.Rank(tensor_parallel=1)}),
     ],
 )
@@ -139,13 +140,15 @@ def test_broken_control_calls(name, field, change):
 
 
 def test_other_broken_control_calls():
-    """A missing authority, a share of nothing and a rank with two sockets are refused."""
+    """A missing authority, a share of nothing, no cache and a rank with two sockets are refused."""
     with pytest.raises(InvalidRequest, match="coordinator_id"):
         worker_codec.decode_authority(worker_pb2.Authority(epoch=1))
     with pytest.raises(InvalidRequest, match="epoch"):
         worker_codec.decode_authority(worker_pb2.Authority(coordinator_id="c"))
     with pytest.raises(InvalidRequest, match="gpu_memory_utilization"):
         worker_codec.decode_memory_budget(worker_pb2.DetermineAvailableMemoryRequest())
+    with pytest.raises(InvalidRequest, match="num_blocks"):
+        worker_codec.decode_num_blocks(worker_pb2.InitializeKVCacheRequest(num_blocks=1))
     twice = worker_codec.encode_peers((PEERS[0],) * 2, generation=1, authority=AUTHORITY)
     with pytest.raises(InvalidRequest, match="one per rank"):
         worker_codec.decode_peers(twice)

@@ -99,6 +99,7 @@ async def test_second_signal_ends_at_once(process: WorkerProcess, tmp_path: Path
     ("flag", "named"),
     [
         ("--listen=nowhere", "listen must be HOST:PORT"),
+        ("--tensor-listen=nowhere.invalid:0", "Name or service not known"),
         ("--device=tpu", "device must be auto, cpu, cuda or cuda:N"),
     ],
 )

@@ -21,6 +21,7 @@ from common.errors import (
     ConfigError,
     DeadlineExceeded,
     TensorError,
+    Unavailable,
 )
 from common.tensors import DType, WireTensor, wire_tensor
 from common.worker_api import Peer
@@ -98,6 +99,17 @@ def test_peer_that_binds_later():
     assert headers[0] == HelloHeader(epoch=1, generation=1, sender=FIRST)
     assert [header.key for header in headers[1:]] == [key(1), key(2)]
     first.close()
+
+
+def test_link_that_cannot_be_opened_leaves_the_others(pair):
+    """The call that asked for it fails; what comes in is still received, and the next link opens."""
+    peer = Peer(rank=SECOND, tensor_endpoint=pair.second.endpoint)
+    pair.first.begin(epoch=1, generation=1, rank=FIRST, capacity=-1)
+    with pytest.raises(Unavailable, match=r"no tensor link to tcp://.*Invalid argument"):
+        pair.first.connect(peer)
+    pair.first.begin(epoch=1, generation=1, rank=FIRST, capacity=2)
+    pair.first.connect(peer).send(key(1), (tensor(1.0),))
+    assert floats(pair.receive(key(1))[0]) == [1.0]
 
 
 def send_raw(endpoint: str, *messages: list[bytes]) -> None:

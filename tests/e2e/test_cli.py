@@ -4,6 +4,7 @@ import json
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,6 +132,15 @@ def test_errors_are_one_line(capsys, *, arguments: list[str], exit_code: int, sa
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_status_of_a_silent_server_is_one_line(capsys, monkeypatch: pytest.MonkeyPatch):
+    """Who takes a connection and says nothing, as a stopped coordinator does, is named."""
+    monkeypatch.setattr("coordinator.client.UNARY_TIMEOUT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert run(["status", "--address", address]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {address} is silent; is a coordinator")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common.config import CacheConfig, ClusterConfig, CoordinatorConfig, ModelConfig, ScheduleConfig
 from common.errors import ServiceError
-from common.worker_api import WorkerInfo
+from common.worker_api import Authority, Peer, WorkerInfo
 from coordinator.engine.replica import Replica
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.scripted_engine import scripted_folder
@@ -15,17 +15,26 @@ from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.stage_handoff import StageHandoff
 
 
-class SlowToDescribe(ScriptedWorker):
-    """A worker that answers once it is let up."""
+class FleetWorker(ScriptedWorker):
+    """A worker that answers once it is let up, and joins its peers unless `peers_error` is set."""
 
     def __init__(self, *, handoff: StageHandoff, stage: int) -> None:
         super().__init__(handoff=handoff, address=f"scripted:{stage}", step_seconds=0.01)
         self.is_up = asyncio.Event()
+        self.peers_error: ServiceError | None = None
 
     async def describe(self) -> WorkerInfo:
         """Wait first."""
         await self.is_up.wait()
         return await super().describe()
+
+    async def connect_peers(
+        self, authority: Authority, generation: int, peers: tuple[Peer, ...]
+    ) -> None:
+        """Fail first."""
+        if self.peers_error is not None:
+            raise self.peers_error
+        await super().connect_peers(authority, generation, peers)
 
 
 class ScriptedFleet:
@@ -73,8 +82,8 @@ class ScriptedFleet:
         for worker in self.workers:
             await worker.close()
 
-    def _fresh(self, stage: int) -> SlowToDescribe:
-        worker = SlowToDescribe(handoff=self._handoff, stage=stage)
+    def _fresh(self, stage: int) -> FleetWorker:
+        worker = FleetWorker(handoff=self._handoff, stage=stage)
         if not self._is_holding:
             worker.is_up.set()
         return worker
@@ -98,6 +107,7 @@ async def scripted_service(
     num_stages: int = 2,
     schedule: ScheduleConfig | None = None,
     warm_up_error: ServiceError | None = None,
+    fleet: ScriptedFleet | None = None,
 ) -> AsyncIterator[ScriptedService]:
     """Start a replica, wait until it serves, and end it; warm_up_error: stage 0 fails step 1."""
     config = CoordinatorConfig(
@@ -106,7 +116,7 @@ async def scripted_service(
         schedule=schedule or ScheduleConfig(),
         cluster=ClusterConfig(pp=num_stages),
     )
-    fleet = ScriptedFleet(num_stages)
+    fleet = fleet or ScriptedFleet(num_stages)
     clock = ManualClock()
     changes: list[bool] = []
     is_serving = asyncio.Event()
@@ -122,7 +132,11 @@ async def scripted_service(
         clock=clock,
         on_serving_changed=note_serving,
     )
-    await replica.start()
+    try:
+        await replica.start()
+    except ServiceError:
+        await replica.shutdown()
+        raise
     if warm_up_error is not None:
         fleet.workers[0].fail_step(1, warm_up_error)
     run = asyncio.create_task(replica.run(), name="replica")

@@ -102,8 +102,8 @@ class ScriptedWorker:
         self._replies: dict[tuple[StepId, bool], Future[ExecuteResult]] = {}
         self._stuck_since: float | None = None
         self._is_forging = False
-        self._lost_callbacks: list[Callable[[str], None]] = []
-        self._lost_cause: str | None = None
+        self._lost_callbacks: list[Callable[[ServiceError], None]] = []
+        self._lost: ServiceError | None = None
 
     @property
     def known_handles(self) -> frozenset[int]:
@@ -118,7 +118,7 @@ class ScriptedWorker:
     @property
     def is_lost(self) -> bool:
         """Whether `lose` was called."""
-        return self._lost_cause is not None
+        return self._lost is not None
 
     def get_stuck(self) -> None:
         """Say from now on that the device thread hangs in COMPUTE."""
@@ -132,16 +132,16 @@ class ScriptedWorker:
         """Let the step with this number fail with error when its turn comes."""
         self._failures[step] = error
 
-    def lose(self, cause: str) -> None:
-        """Be gone: every unanswered and later call fails with WorkerLost, the callbacks hear why."""
-        self._lost_cause = cause
+    def lose(self, cause: str, *, kind: type[ServiceError] = WorkerLost) -> None:
+        """Be gone: every unanswered and later call fails with this error, the callbacks hear it."""
+        self._lost = kind(cause)
         if self._runner is not None:
             self._runner.cancel()
         for future in list(self._unanswered):
             if not future.done():
-                future.set_exception(WorkerLost(cause))
+                future.set_exception(self._lost)
         for callback in self._lost_callbacks:
-            callback(cause)
+            callback(self._lost)
 
     async def describe(self) -> WorkerInfo:
         """Describe a CPU worker of this protocol version."""
@@ -255,8 +255,8 @@ class ScriptedWorker:
         if former is not None and not _is_refused(former):
             return former
         future: Future[ExecuteResult] = asyncio.get_running_loop().create_future()
-        if self._lost_cause is not None:
-            future.set_exception(WorkerLost(self._lost_cause))
+        if self._lost is not None:
+            future.set_exception(self._lost)
             return future
         if self._command.state != "SERVING":
             future.set_exception(
@@ -287,19 +287,19 @@ class ScriptedWorker:
             )
             await asyncio.sleep(interval)
 
-    def on_lost(self, callback: Callable[[str], None]) -> None:
+    def on_lost(self, callback: Callable[[ServiceError], None]) -> None:
         """Remember whom to tell; tell at once when lost already."""
         self._lost_callbacks.append(callback)
-        if self._lost_cause is not None:
-            callback(self._lost_cause)
+        if self._lost is not None:
+            callback(self._lost)
 
     async def close(self) -> None:
         """Stop the runner task."""
         await self._stop_runner()
 
     def _check_alive(self) -> None:
-        if self._lost_cause is not None:
-            raise WorkerLost(self._lost_cause)
+        if self._lost is not None:
+            raise self._lost
 
     def _take(self, authority: Authority, call: str) -> None:
         self._check_alive()

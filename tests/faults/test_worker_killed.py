@@ -151,6 +151,23 @@ async def test_control_call_fails_when_the_process_is_killed(workers):
             await call
 
 
+async def test_survivor_that_dies_while_another_is_replaced_is_lost():
+    """Nobody waits for a process that ended before anyone was connected to it."""
+    fleet = LocalFleet(CLUSTER)
+    survivor, victim = await fleet.connect()
+    fleet.discard(1)
+    connecting = asyncio.create_task(fleet.connect())
+    await asyncio.to_thread(psutil.wait_procs, [psutil.Process(victim.process.pid)])
+    psutil.Process(survivor.process.pid).kill()
+    dead, _ = await connecting
+    async with asyncio.timeout(TOLD_WITHIN_S):
+        with pytest.raises(WorkerLost, match="killed by SIGKILL"):
+            await dead.describe()
+    replaced, _ = await fleet.connect()
+    assert (await replaced.describe()).state == "CREATED"
+    await fleet.close()
+
+
 async def test_failed_start_leaves_no_process():
     """One worker without its device is named, and the fleet ends the other."""
     fleet = LocalFleet(ClusterConfig(pp=2, devices=("cpu", "cuda:99"), threads=1))

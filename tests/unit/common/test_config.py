@@ -74,3 +74,10 @@ def test_tensor_socket_binds_the_host_of_the_grpc_port():
 def test_ipv6_address_loses_its_brackets():
     """Brackets belong to the text, not to the host."""
     assert split_address("listen", "[::1]:80") == ("::1", 80)
+
+
+@pytest.mark.parametrize("address", ["a", ":1", "a:", "a:b", "a:65536", f"{'a' * 64}:1", "a..b:1"])
+def test_address_that_is_none_is_named(address: str):
+    """What no look-up could take is refused with the setting, as any other spelling."""
+    with pytest.raises(ConfigError, match=r"^listen must be HOST:PORT, not "):
+        split_address("listen", address)

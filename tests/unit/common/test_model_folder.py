@@ -107,7 +107,7 @@ def test_folder_resolves_to_itself(tmp_path: Path):
     assert resolve_model(str(tmp_path), cache=tmp_path / "cache") == tmp_path.resolve()
 
 
-@pytest.mark.parametrize("model", ["smolm2", "./missing/folder", "/missing", "a/b/c"])
+@pytest.mark.parametrize("model", ["smolm2", "./missing/folder", "/missing", "a/b/c", "a" * 300])
 def test_unknown_model_is_one_line(tmp_path: Path, model: str):
     """A name that means nothing is refused in one line, without asking the hub."""
     with pytest.raises(ModelError, match="bundled name") as refused:

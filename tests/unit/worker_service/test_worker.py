@@ -329,7 +329,7 @@ async def test_dead_device_thread_is_told(bench: Bench) -> None:
     """When the device thread dies, the step fails and who listens learns the cause once."""
     (worker,) = await bench.pipeline(1)
     causes: asyncio.Queue[str] = asyncio.Queue()
-    worker.on_lost(causes.put_nowait)
+    worker.on_lost(lambda error: causes.put_nowait(str(error)))
 
     def die(step: int) -> None:
         raise SystemExit(step)
@@ -341,7 +341,7 @@ async def test_dead_device_thread_is_told(bench: Bench) -> None:
         await worker.init_device(AUTHORITY)
     cause = await asyncio.wait_for(causes.get(), 5)
     assert "SystemExit" in cause
-    worker.on_lost(causes.put_nowait)
+    worker.on_lost(lambda error: causes.put_nowait(str(error)))
     assert causes.get_nowait() == cause
     assert causes.empty()
 

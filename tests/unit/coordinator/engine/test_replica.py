@@ -1,6 +1,7 @@
 """A replica through its generations, on scripted workers and in virtual time."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -17,7 +18,7 @@ from common.requests import FinishReason
 from common.worker_api import Authority
 from coordinator.engine.streams import TokenStream
 from coordinator.executors.progress import ReplicaPhase
-from tests.fakes.scripted_fleet import ScriptedService, scripted_service
+from tests.fakes.scripted_fleet import ScriptedFleet, ScriptedService, scripted_service
 from tests.fakes.scripted_model import scripted_tokens
 from tests.fakes.scripted_replica import request
 from tests.fakes.virtual_time import run_in_virtual_time
@@ -47,6 +48,7 @@ def test_lost_worker_is_replaced_and_the_survivor_keeps_its_parameters():
             service.fleet.workers[1].lose("killed by SIGKILL")
             with pytest.raises(Unavailable, match=r"^stage 1 \(scripted:1\) lost: killed by"):
                 await read(stream)
+            assert service.replica.status("m").phase is ReplicaPhase.WAITING
             with pytest.raises(Unavailable, match="is being rebuilt"):
                 service.replica.loop.submit(request((1,), max_tokens=1))
             await service.is_serving.wait()
@@ -205,6 +207,31 @@ def test_failed_rebuild_is_tried_again_in_a_new_generation():
     run_in_virtual_time(run())
 
 
+def test_group_that_fails_its_first_step_is_not_rebuilt_at_once():
+    """The pauses grow to two seconds, and a group that works ends them."""
+
+    async def run() -> None:
+        async with scripted_service() as service:
+            survivor, victim = service.fleet.workers
+            victim.lose("killed")
+            lost_at: list[float] = []
+            for count in range(1, 8):
+                survivor.fail_step(1, StepFailed("no kernel for this shape"))
+                while len(service.replica.status("m").lost_generations) < count:
+                    await asyncio.sleep(0.01)
+                    assert not service.is_serving.is_set()
+                lost_at.append(asyncio.get_running_loop().time())
+            pauses = [later - earlier for earlier, later in pairwise(lost_at)]
+            assert pauses == pytest.approx([0.0, 0.2, 0.4, 0.8, 1.6, 2.0], abs=0.1)
+            waiting = service.replica.status("m")
+            assert waiting.phase is ReplicaPhase.WAITING
+            assert waiting.detail == "stage 0 (scripted:0): no kernel for this shape"
+            await service.is_serving.wait()
+            assert await serves(service)
+
+    run_in_virtual_time(run())
+
+
 def test_drain_ends_a_rebuild():
     """A service that is told to end does not wait for a worker that may never come back."""
 
@@ -243,6 +270,37 @@ def test_first_generation_that_fails_is_not_rebuilt():
         with pytest.raises(Unavailable, match=r"stage 0 .*no kernel for this shape"):
             async with scripted_service(warm_up_error=StepFailed("no kernel for this shape")):
                 raise AssertionError("it serves")
+
+    run_in_virtual_time(run())
+
+
+def test_status_tells_that_the_first_step_is_waited_for():
+    """Workers that are loaded and have joined are not said to load."""
+
+    async def run() -> None:
+        async with scripted_service() as service:
+            service.fleet.workers[1].lose("killed")
+            seen: list[str] = []
+            while service.serving_changes != [True, False, True]:
+                seen.append(service.replica.status("m").detail)
+                await asyncio.sleep(0.001)
+            assert seen[-1] == "waiting for the first step to pass all stages"
+
+    run_in_virtual_time(run())
+
+
+def test_workers_of_a_start_that_failed_are_released():
+    """A rank that had joined would wait for the coordinator that has given up."""
+
+    async def run() -> None:
+        fleet = ScriptedFleet(2)
+        joined, other = fleet.workers
+        other.peers_error = Unavailable("cannot resolve the tensor endpoint")
+        with pytest.raises(Unavailable, match=r"^stage 1 .* cannot resolve"):
+            async with scripted_service(fleet=fleet):
+                raise AssertionError("it serves")
+        assert (await joined.describe()).state == "WARM"
+        assert (await other.describe()).state == "WARM"
 
     run_in_virtual_time(run())
 

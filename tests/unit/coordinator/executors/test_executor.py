@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.config import CacheConfig, ClusterConfig, CoordinatorConfig, ModelConfig, ScheduleConfig
-from common.errors import ConfigError, ModelError, StepFailed, WorkerLost
+from common.errors import ConfigError, Fenced, ModelError, ServiceError, StepFailed, WorkerLost
 from common.model_folder import ModelFolder
 from common.requests import SamplingParams
 from common.step import NewRequest, SchedulerOutput, StepId
@@ -205,7 +205,7 @@ async def test_lost_worker_fails_the_step_and_is_told_once():
     """Step, callback and topology name rank and cause; who registers late is told at once."""
     workers = scripted_pipeline(2, step_seconds=60.0)
     executor = await started(workers)
-    told: list[WorkerLost] = []
+    told: list[ServiceError] = []
     executor.on_lost(told.append)
     step = executor.execute_model(prefill(executor))
     waiting = asyncio.ensure_future(executor.sample_tokens(step))
@@ -216,6 +216,18 @@ async def test_lost_worker_fails_the_step_and_is_told_once():
     executor.on_lost(told.append)
     assert [str(error) for error in told] == ["stage 1 (scripted:1) lost: killed by SIGKILL"] * 2
     assert [rank.cause for rank in executor.topology()] == ["", "killed by SIGKILL"]
+    await executor.shutdown()
+
+
+async def test_worker_that_a_newer_coordinator_took_is_told_as_fenced():
+    """Whether this coordinator has to go is seen by the class, also when no step was in flight."""
+    workers = scripted_pipeline(2)
+    executor = await started(workers)
+    told: list[ServiceError] = []
+    executor.on_lost(told.append)
+    workers[1].lose("a coordinator with epoch 2, not 1, commands it", kind=Fenced)
+    assert [type(error) for error in told] == [Fenced]
+    assert str(told[0]).startswith("stage 1 (scripted:1): a coordinator with epoch 2")
     await executor.shutdown()
 
 
@@ -233,7 +245,7 @@ async def test_worker_that_ends_at_shutdown_is_no_loss():
     """What a released worker does afterwards is nobody's concern."""
     workers = scripted_pipeline(1)
     executor = await started(workers)
-    told: list[WorkerLost] = []
+    told: list[ServiceError] = []
     executor.on_lost(told.append)
     await executor.shutdown()
     workers[0].lose("exited with code 0")

@@ -155,9 +155,43 @@ def test_step_that_nobody_computes_blames_who_waits_for_nobody(detector):
         middle=activity(DevicePhase.IDLE, step=4),
         last=waiting_for(MIDDLE, step=3),
     )
-    assert detector.find(now=7.5) == Stall(
-        rank=MIDDLE, cause="step 5 is unanswered for 7.5 s and no rank computes it"
+    cause = (
+        "step 5 is unanswered for 7.5 s and no rank computes it"
+        "; stage 2 waits for tensors of stage 1"
     )
+    assert detector.find(now=7.5) == Stall(rank=MIDDLE, cause=cause)
+
+
+def test_tensors_that_never_arrive_are_not_waited_for_until_the_deadline(detector):
+    """A step that every rank has left, or waits for, is lost however long it may compute."""
+    detector.note_sent(1, dict.fromkeys(RANKS, 100.0), now=0.0)
+
+    def note_quiet(now: float) -> None:
+        note_all(
+            detector,
+            now=now,
+            first=activity(DevicePhase.IDLE, seconds=now - 0.5),
+            middle=waiting_for(FIRST, seconds=now),
+            last=waiting_for(MIDDLE, seconds=now),
+        )
+
+    note_quiet(10.0)
+    assert detector.find(now=10.4) is None
+    note_quiet(11.0)
+    cause = (
+        "step 1 is unanswered for 11.0 s and no rank computes it"
+        "; stage 1 waits for tensors of stage 0; stage 2 waits for tensors of stage 1"
+    )
+    assert detector.find(now=11.0) == Stall(rank=FIRST, cause=cause)
+
+
+@pytest.mark.parametrize("phase", [DevicePhase.COMPUTE, DevicePhase.COMPILING])
+def test_rank_that_works_long_is_waited_for(detector, phase):
+    """Within its deadline a step may keep a rank busy for a minute."""
+    detector.note_sent(1, dict.fromkeys(RANKS, 100.0), now=0.0)
+    busy = activity(phase, seconds=60.0)
+    note_all(detector, now=60.0, first=busy, middle=waiting_for(FIRST, seconds=60.0))
+    assert detector.find(now=60.0) is None
 
 
 def test_time_in_which_nobody_listened_is_excused(detector):
