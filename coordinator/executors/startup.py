@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.config import CoordinatorConfig
-from common.errors import ConfigError, Fenced
+from common.errors import ConfigError, Fenced, ModelError
 from common.model_folder import ModelFolder
 from common.worker_api import (
     PROTOCOL_VERSION,
@@ -115,6 +115,7 @@ async def load_group(
 
     ranks = tuple(await on_every_rank(members, load))
     _log_loaded(members, ranks)
+    check_same_weights(members, ranks)
     return LoadedGroup(
         authority=authority, ranks=ranks, max_model_len=max_model_len, num_blocks=num_blocks
     )
@@ -172,6 +173,16 @@ def check_not_claimed(
             raise Fenced(
                 f"{member} obeys a newer coordinator, of epoch {info.epoch}; this one is of epoch "
                 f"{authority.epoch} and gives way"
+            )
+
+
+def check_same_weights(members: Sequence[Member], ranks: Sequence[LoadedRank]) -> None:
+    """Raise ModelError when ranks have read different checkpoints, which would answer nonsense."""
+    for member, part in zip(members, ranks, strict=True):
+        if part.report.weights_digest != ranks[0].report.weights_digest:
+            raise ModelError(
+                f"{members[0]} and {member} hold different weights: give both the same model files "
+                f"and restart the one that read others"
             )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from common.config import CacheConfig, ClusterConfig, CoordinatorConfig, ModelConfig
-from common.errors import ConfigError, Fenced
+from common.errors import ConfigError, Fenced, ModelError
 from coordinator.executors.executor import Executor, Succession
 from coordinator.executors.progress import Progress
 from tests.fakes.scripted_engine import scripted_folder
@@ -27,6 +27,14 @@ class HasLittleRoom(ScriptedWorker):
         """Offer less than asked for."""
         memory = await super().determine_available_memory(authority, budget)
         return replace(memory, kv_cache_bytes=10 * BYTES_PER_BLOCK)
+
+
+class HasOtherWeights(ScriptedWorker):
+    """A worker whose folder holds another checkpoint of the same sizes."""
+
+    async def load_model(self, authority, request):
+        """Load what the others do not."""
+        return replace(await super().load_model(authority, request), weights_digest="other")
 
 
 async def brought_up(
@@ -154,3 +162,11 @@ async def test_progress_names_whom_the_group_waits_for_and_who_loads():
     await Executor.create(workers, CONFIG, FOLDER, report=told.append)
     assert told[-1].detail == "joining the workers"
     await closed(workers)
+
+
+async def test_stages_of_different_checkpoints_are_no_model():
+    """A folder changed on one machine, or under a survivor, is told and not served."""
+    first, last = scripted_pipeline(2)[0], HasOtherWeights(address="scripted:1")
+    with pytest.raises(ModelError, match=r"stage 0 .* and stage 1 .* hold different weights"):
+        await brought_up([first, last])
+    await closed([first, last])
