@@ -1,0 +1,30 @@
+// The extension module worker_service.kernels._native: a table of kernels and nothing else.
+#include "fastcall.h"
+#include "isa.h"
+#include "kernels.h"
+#include "threads.h"
+
+namespace stepwire {
+namespace {
+
+int get_isa() { return static_cast<int>(isa()); }
+bool set_isa(int wanted) { return use_isa(static_cast<Isa>(wanted)); }
+
+PyMethodDef methods[] = {
+    method<get_isa>("isa"),
+    method<set_isa>("use_isa"),
+    method<num_threads>("num_threads"),
+    method<set_num_threads>("set_num_threads"),
+    method<packed_size_bf16>("packed_size_bf16"),
+    method<pack_bf16>("pack_bf16"),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr,
+};
+
+}  // namespace
+}  // namespace stepwire
+
+PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&stepwire::definition); }

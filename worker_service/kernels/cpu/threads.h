@@ -1,0 +1,30 @@
+// A pool of hot threads for kernels: parallel_for shares numbered tasks among them and the caller.
+//
+// Tasks are taken one by one from a shared counter, so a thread the system does not run holds
+// nothing up: the caller does what nobody else has begun. Idle threads spin for tens of
+// microseconds, give way for some more, then sleep. One parallel_for runs at a time; a second one
+// meanwhile (another thread of this process, or a nested one) is done by its caller alone.
+#pragma once
+
+#include <cstdint>
+
+namespace stepwire {
+
+// Threads that work on a parallel_for, the caller included. Starts what is missing.
+void set_num_threads(int num_threads);
+int num_threads();
+
+using Task = void (*)(void* context, int64_t index);
+void run_tasks(int64_t num_tasks, Task task, void* context);
+
+// Calls body(0) ... body(num_tasks - 1), each once, in any order, and returns when all are done.
+// The body must not throw.
+template <typename Body>
+void parallel_for(int64_t num_tasks, const Body& body) {
+  run_tasks(
+      num_tasks,
+      [](void* context, int64_t index) { (*static_cast<const Body*>(context))(index); },
+      const_cast<Body*>(&body));
+}
+
+}  // namespace stepwire

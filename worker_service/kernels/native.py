@@ -1,0 +1,65 @@
+"""The CPU kernels of `cpu/*.cpp`, built by the install: their typed face, or None without them.
+
+Tensors go in as addresses (`Tensor.data_ptr()`) and sizes, so kernels need no part of torch to be
+built; who calls one answers for dtype, contiguity and lifetime. `cpu/kernels.h` says what each does.
+"""
+
+import logging
+from enum import IntEnum
+from functools import cache
+from importlib import import_module
+from typing import Protocol, cast
+
+_LOG = logging.getLogger(__name__)
+
+_MODULE = "worker_service.kernels._native"
+
+
+class Isa(IntEnum):
+    """Instruction sets the kernels are written for; each is more than the one before."""
+
+    NONE = 0
+    AVX2 = 1
+    AVX512_BF16 = 2
+
+
+class NativeKernels(Protocol):
+    """The functions of the extension module; they release the GIL."""
+
+    def isa(self) -> int:
+        """The set in use: the best of this machine unless told otherwise."""
+        ...
+
+    def use_isa(self, isa: int, /) -> bool:
+        """Use a lesser set, for tests; False when the machine lacks it."""
+        ...
+
+    def num_threads(self) -> int:
+        """Threads that share a kernel's work, the caller's included."""
+        ...
+
+    def set_num_threads(self, num_threads: int, /) -> None:
+        """Share work among so many threads from now on."""
+        ...
+
+    def packed_size_bf16(self, num_outputs: int, num_inputs: int, /) -> int:
+        """Elements of a packed weight."""
+        ...
+
+    def pack_bf16(self, w_OI: int, packed: int, num_outputs: int, num_inputs: int, /) -> None:
+        """Bring a weight into the order `linear_bf16` reads it in."""
+        ...
+
+
+@cache
+def native_kernels() -> NativeKernels | None:
+    """Find the kernels once; says in one log line why there are none."""
+    try:
+        kernels = cast(NativeKernels, import_module(_MODULE))
+    except ImportError as error:
+        _LOG.warning("torch computes without native CPU kernels: %s", error)
+        return None
+    if kernels.isa() == Isa.NONE:
+        _LOG.warning("torch computes without native CPU kernels: they need AVX2 and FMA")
+        return None
+    return kernels
