@@ -10,6 +10,11 @@ from typing import Any
 from common.errors import ConfigError
 
 
+NO_QUANTIZATION = "none"
+QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
+"""Forms of the linear layers' weights; the first is the checkpoint's own."""
+
+
 def setting(default: Any, help_text: str) -> Any:
     """A field with a default and the help text of its flag."""
     return field(default=default, metadata={"help": help_text})
@@ -51,8 +56,12 @@ class ModelConfig:
     max_model_len: int | None = setting(
         None, "longest prompt plus output, tokens (default: the model's)"
     )
+    quantization: str = setting(
+        NO_QUANTIZATION, "none, int8 or int4: form of the weights on CPU workers, made at load"
+    )
 
     def __post_init__(self) -> None:
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _at_least(2, max_model_len=self.max_model_len)
         if not self.model:

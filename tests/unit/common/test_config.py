@@ -18,6 +18,7 @@ from common.errors import ConfigError
     ("kind", "values", "message"),
     [
         (ModelConfig, {"dtype": "int8"}, "dtype must be one of"),
+        (ModelConfig, {"quantization": "int3"}, "quantization must be one of none, int8, int4"),
         (ModelConfig, {"model": ""}, "model must not be empty"),
         (ModelConfig, {"max_model_len": 1}, "max_model_len must be at least 2"),
         (CacheConfig, {"block_size": 0}, "block_size must be at least 1"),
