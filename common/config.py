@@ -9,7 +9,6 @@ from typing import Any
 
 from common.errors import ConfigError
 
-
 NO_QUANTIZATION = "none"
 QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
 """Forms of the linear layers' weights; the first is the checkpoint's own."""

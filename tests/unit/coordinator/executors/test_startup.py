@@ -88,7 +88,9 @@ async def test_a_form_of_weights_that_a_worker_cannot_hold_is_refused_before_any
     """The error names the rank, its device and the form."""
     workers = scripted_pipeline(2)
     asked = replace(CONFIG, model=ModelConfig(model="scripted", quantization="int4"))
-    with pytest.raises(ConfigError, match="stage 0 .* on scripted and cannot hold weights as int4"):
+    with pytest.raises(
+        ConfigError, match=r"stage 0 .* on scripted and cannot hold weights as int4"
+    ):
         await brought_up(workers, asked)
     assert await closed(workers) == [0, 0]
 
