@@ -75,6 +75,9 @@ class CacheConfig:
     num_blocks: int | None = setting(None, "most KV cache blocks (default: what memory allows)")
     kv_cache_bytes: int = setting(1 << 30, "bytes of KV cache on a CPU worker")
     gpu_memory_utilization: float = setting(0.9, "share of GPU memory a worker may use")
+    prefix_cache: bool = setting(
+        default=True, help_text="reuse the keys and values of prompts that begin alike"
+    )
 
     def __post_init__(self) -> None:
         _at_least(1, block_size=self.block_size, kv_cache_bytes=self.kv_cache_bytes)

@@ -84,7 +84,7 @@ class Replica:
     @property
     def num_preemptions(self) -> int:
         """How often a sequence lost its blocks to another one."""
-        return self._started_scheduler.num_preemptions
+        return self._started_scheduler.counters.num_preemptions
 
     async def start(self) -> None:
         """Obtain the workers and bring them to the point where steps may follow.
@@ -99,6 +99,7 @@ class Replica:
             block_size=self._config.cache.block_size,
             max_model_len=group.executor.max_model_len,
             eos_token_ids=self._folder.eos_token_ids,
+            has_prefix_cache=self._config.cache.prefix_cache,
         )
         self._loop = EngineLoop(
             self._scheduler, clock=self._clock, on_serving_changed=self._on_serving_changed

@@ -108,7 +108,7 @@ class StepPlanner:
         return state_digest(
             (
                 sequence.handle,
-                (sequence.block_table[: held.num_blocks],),
+                (sequence.blocks.table[: held.num_blocks],),
                 sequence.num_computed_tokens,
             )
             for sequence in sequences
@@ -146,13 +146,13 @@ class StepPlanner:
     def _new_request(self, sequence: Sequence) -> NewRequest:
         held = self._held[sequence.handle] = _Held()
         held.num_tokens = sequence.num_tokens
-        held.num_blocks = len(sequence.block_table)
+        held.num_blocks = len(sequence.blocks.table)
         return NewRequest(
             handle=sequence.handle,
             token_ids=np.array(sequence.token_ids, dtype=np.int32),
             num_prompt_tokens=sequence.num_prompt_tokens,
             sampling=sequence.request.sampling,
-            block_ids=(np.array(sequence.block_table, dtype=np.int32),),
+            block_ids=(np.array(sequence.blocks.table, dtype=np.int32),),
             num_computed_tokens=sequence.num_computed_tokens,
         )
 
@@ -163,12 +163,12 @@ class StepPlanner:
         block_ends = [0]
         for sequence in sequences:
             held = self._held[sequence.handle]
-            num_tokens, num_blocks = len(sequence.token_ids), len(sequence.block_table)
+            num_tokens, num_blocks = len(sequence.token_ids), len(sequence.blocks.table)
             if held.num_tokens < num_tokens:
                 token_ids.extend(sequence.token_ids[held.num_tokens :])
                 held.num_tokens = num_tokens
             if held.num_blocks < num_blocks:
-                block_ids.extend(sequence.block_table[held.num_blocks :])
+                block_ids.extend(sequence.blocks.table[held.num_blocks :])
                 held.num_blocks = num_blocks
             token_ends.append(len(token_ids))
             block_ends.append(len(block_ids))

@@ -8,6 +8,8 @@ sequence that has caught up samples one more. Rules that hold at all times:
   youngest running one gives way when blocks run out, so the oldest always progresses.
 - Blocks may be freed while a step that writes them is in flight: every rank runs steps in order, so
   their next owner's step overwrites them before it reads them.
+- A block is published to the prefix cache when the step that filled it is committed and its sequence
+  still runs, so others find only what every rank has computed. Nobody writes a full block again.
 - A sequence is admitted when blocks for all its known tokens are free and one more for every running
   sequence, so what is admitted is not preempted again before others have grown by a block.
 """
@@ -21,8 +23,10 @@ from common.requests import Request, TokenDelta
 from common.step import ModelRunnerOutput, SchedulerOutput
 from coordinator.kv.allocator import KVAllocator
 from coordinator.kv.block_pool import BlockPool
+from coordinator.kv.prefix_cache import NoPrefixCache, PrefixCache
 from coordinator.scheduling.budget import StepBudget
 from coordinator.scheduling.cohorts import Cohorts
+from coordinator.scheduling.counters import ScheduleCounters
 from coordinator.scheduling.deltas import token_delta
 from coordinator.scheduling.planner import ScheduledRow, StepPlanner
 from coordinator.scheduling.preemption import youngest
@@ -55,11 +59,16 @@ class Scheduler:
         block_size: int,
         max_model_len: int,
         eos_token_ids: frozenset[int],
+        has_prefix_cache: bool = True,
     ) -> None:
         self.config = config
         self._max_steps_in_flight = config.steps_in_flight(num_stages)
         self._eos_token_ids = eos_token_ids
-        self._allocator = KVAllocator(BlockPool(num_blocks), block_size=block_size)
+        self._allocator = KVAllocator(
+            BlockPool(num_blocks),
+            block_size=block_size,
+            prefixes=PrefixCache(block_size=block_size) if has_prefix_cache else NoPrefixCache(),
+        )
         self._planner = StepPlanner(check_state_every=config.check_state_every)
         self._cohorts = Cohorts(config.num_cohorts(num_stages))
         self._waiting: WaitingQueue = FirstComeQueue(config.max_waiting)
@@ -67,7 +76,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}
         self._in_flight: deque[_PlannedStep] = deque()
         self._last_handle = 0
-        self.num_preemptions = 0
+        self.counters = ScheduleCounters()
         self.max_sequence_len = min(max_model_len, self._allocator.capacity)
         """Most tokens of a sequence, prompt and output: the model's length or all the cache holds."""
 
@@ -103,6 +112,8 @@ class Scheduler:
             self.abort(handle)
         while self._in_flight:
             self._end_step(self._in_flight.popleft())
+        # The next generation's workers may have other keys and values in their blocks, or none.
+        self._allocator.forget_prefixes()
 
     def state_digest(self) -> bytes:
         """What workers must answer once they have run every step planned so far and no other."""
@@ -167,6 +178,7 @@ class Scheduler:
         if step.cohort is None:
             return []
         _check_result(step, result)
+        self._publish_prefixes(step)
         return self._commit_tokens(step, result)
 
     def _choose_rows(self, cohort: int) -> list[ScheduledRow]:
@@ -175,9 +187,9 @@ class Scheduler:
             num_tokens=self.config.max_num_batched_tokens,
             num_seats=self.config.sequence_limit - len(self._running),
         )
-        num_preemptions = self.num_preemptions
+        num_preemptions = self.counters.num_preemptions
         rows = self._continue_running(cohort, budget)
-        if self.num_preemptions == num_preemptions:
+        if self.counters.num_preemptions == num_preemptions:
             rows += self._admit_waiting(cohort, budget)
         return rows
 
@@ -195,7 +207,7 @@ class Scheduler:
         """Give a sequence blocks for its known tokens; False when it was preempted itself."""
         while True:
             try:
-                self._allocator.append(sequence.block_table, sequence.num_tokens)
+                self._allocator.append(sequence.blocks, sequence.num_tokens)
             except CacheFull:
                 victim = youngest(self._running)
                 self._preempt(victim)
@@ -214,17 +226,22 @@ class Scheduler:
             if sequence is None or sequence.is_in_flight or not self._admit(sequence, cohort):
                 break
             budget.take_seat()
-            rows.append(ScheduledRow(sequence, budget.take_tokens(sequence.num_tokens)))
+            num_missing = sequence.num_tokens - sequence.num_computed_tokens
+            rows.append(ScheduledRow(sequence, budget.take_tokens(num_missing)))
         return rows
 
     def _admit(self, sequence: Sequence, cohort: int) -> bool:
         """Let a waiting sequence run; False when the blocks do not suffice."""
         try:
-            sequence.block_table = self._allocator.reserve(
-                sequence.num_tokens, num_spare=len(self._running)
+            num_computed = self._allocator.reserve(
+                sequence.blocks, sequence.token_ids, num_spare=len(self._running)
             )
         except CacheFull:
             return False
+        sequence.num_computed_tokens = num_computed
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = num_computed
+            self.counters.note_lookup(num_tokens=sequence.num_tokens, num_cached=num_computed)
         self._waiting.remove(sequence)
         sequence.move(SequenceEvent.ADMIT)
         self._running[sequence.handle] = sequence
@@ -238,7 +255,7 @@ class Scheduler:
         sequence.move(SequenceEvent.PREEMPT)
         self._waiting.return_preempted(sequence)
         self._planner.drop_preempted(sequence.handle)
-        self.num_preemptions += 1
+        self.counters.num_preemptions += 1
 
     def _finish(self, sequence: Sequence) -> None:
         if sequence.state is SequenceState.RUNNING:
@@ -252,7 +269,7 @@ class Scheduler:
     def _stop_running(self, sequence: Sequence) -> None:
         del self._running[sequence.handle]
         self._cohorts.leave(sequence)
-        self._allocator.release(sequence.block_table)
+        self._allocator.release(sequence.blocks)
 
     def _start_step(self, rows: list[ScheduledRow], cohort: int) -> SchedulerOutput:
         output = self._planner.plan(rows)
@@ -278,6 +295,14 @@ class Scheduler:
             sequence.is_in_flight = False
         if step.cohort is not None:
             self._cohorts.end_step(step.cohort)
+
+    def _publish_prefixes(self, step: _PlannedStep) -> None:
+        """Let others find the blocks this step has filled."""
+        for sequence in step.sequences:
+            blocks, num_computed = sequence.blocks, sequence.num_computed_tokens
+            # One that was preempted or has ended since has no blocks, and nothing computed.
+            if num_computed >= blocks.publish_at and sequence.state is SequenceState.RUNNING:
+                self._allocator.publish(blocks, sequence.token_ids, num_computed=num_computed)
 
     def _commit_tokens(
         self, step: _PlannedStep, result: ModelRunnerOutput

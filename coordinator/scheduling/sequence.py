@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 from common.requests import FinishReason, Request
 from common.transitions import Transitions
+from coordinator.kv.allocator import SequenceBlocks
 
 TOKEN_TYPECODE = "i"
 
@@ -40,15 +41,17 @@ class Sequence:
     """The tokens of one request and how far they are computed.
 
     token_ids: prompt, then committed output. num_computed_tokens counts tokens whose keys and values
-    stand in block_table once the step in flight is done. max_len: most tokens, prompt included.
+    stand in its blocks once the step in flight is done. num_cached_tokens: prompt tokens that were
+    found computed at its first admission, None before. max_len: most tokens, prompt included.
     """
 
     __slots__ = (
-        "block_table",
+        "blocks",
         "cohort",
         "handle",
         "is_in_flight",
         "max_len",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "request",
@@ -63,7 +66,8 @@ class Sequence:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_len = min(max_sequence_len, self.num_prompt_tokens + request.stopping.max_tokens)
         self.num_computed_tokens = 0
-        self.block_table: list[int] = []
+        self.num_cached_tokens: int | None = None
+        self.blocks = SequenceBlocks()
         self.cohort = 0
         self.is_in_flight = False
         self.state = SequenceState.WAITING
