@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Protocol, cast
 
+import torch
+
 _LOG = logging.getLogger(__name__)
 
 _MODULE = "worker_service.kernels._native"
@@ -50,6 +52,21 @@ class NativeKernels(Protocol):
         """Bring a weight into the order `linear_bf16` reads it in."""
         ...
 
+    def linear_bf16(
+        self,
+        x_TI: int,
+        packed: int,
+        bias_O: int,
+        y_TO: int,
+        is_y_float: bool,  # noqa: FBT001 - the module knows no keywords
+        num_rows: int,
+        num_inputs: int,
+        num_outputs: int,
+        /,
+    ) -> None:
+        """Multiply rows by a packed weight; bias 0 is none, y is float32 or bfloat16."""
+        ...
+
 
 @cache
 def native_kernels() -> NativeKernels | None:
@@ -63,3 +80,9 @@ def native_kernels() -> NativeKernels | None:
         _LOG.warning("torch computes without native CPU kernels: they need AVX2 and FMA")
         return None
     return kernels
+
+
+def share_torch_threads() -> None:
+    """Let kernels work with as many threads as torch does when the calling thread calls it."""
+    if kernels := native_kernels():
+        kernels.set_num_threads(torch.get_num_threads())

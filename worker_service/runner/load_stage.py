@@ -7,8 +7,10 @@ import torch
 
 from common.errors import InvalidRequest, ModelError
 from common.worker_api import KVCacheSpec, LoadModel
+from worker_service.kernels.native import share_torch_threads
+from worker_service.kernels.packed_weight import select_packer
 from worker_service.models.decoder import DecoderModel
-from worker_service.models.loading import LoadedModel, load_model
+from worker_service.models.loading import LoadedModel, load_model, pack_weights
 from worker_service.models.model_spec import ModelSpec, read_model_spec
 from worker_service.parallel.groups import Ranks
 from worker_service.runner.memory import full_attention_spec
@@ -56,9 +58,12 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
         dtype=dtype,
         device=device,
     )
+    if device.type == "cpu":
+        share_torch_threads()
+    packer = select_packer(dtype=dtype, device=device)
     return LoadedStage(
         spec=spec,
-        loaded=loaded,
+        loaded=loaded if packer is None else pack_weights(loaded, packer),
         dtype=dtype,
         kv_cache_spec=full_attention_spec(
             num_layers=request.end_layer - request.first_layer,

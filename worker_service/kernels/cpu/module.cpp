@@ -17,6 +17,7 @@ PyMethodDef methods[] = {
     method<set_num_threads>("set_num_threads"),
     method<packed_size_bf16>("packed_size_bf16"),
     method<pack_bf16>("pack_bf16"),
+    method<linear_bf16>("linear_bf16"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,0 +1,102 @@
+"""What a linear layer holds once it is loaded: a weight, in the form its machine multiplies fastest.
+
+    y_TO = x_TI · w_OIᵀ + bias_O
+
+`PlainWeight` is the reference, on any device. `Bf16Weight` is bfloat16 in the order of
+`cpu/linear_bf16.cpp`, which sums in float32 and reads each weight from memory once for all rows.
+
+Legend: T rows, I inputs, O outputs.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker_service.kernels.native import NativeKernels, native_kernels
+
+
+class PackedWeight(Protocol):
+    """A weight that can do nothing but multiply."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes."""
+        ...
+
+    def multiply(
+        self, x_TI: Tensor, bias_O: Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Multiply rows and add the bias; [T, O] in dtype, by default that of x."""
+        ...
+
+
+WeightPacker = Callable[[Tensor], PackedWeight]
+"""Makes a packed weight of a plain one [O, I], which it may keep."""
+
+
+class PlainWeight:
+    """A weight as torch multiplies it."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        self._weight_OI = weight_OI
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes."""
+        return self._weight_OI.nbytes
+
+    def multiply(
+        self, x_TI: Tensor, bias_O: Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Multiply rows and add the bias; [T, O] in dtype, by default that of x."""
+        return functional.linear(x_TI, self._weight_OI, bias_O).to(dtype or x_TI.dtype)
+
+
+class Bf16Weight:
+    """A bfloat16 weight for the native kernel; outputs may be float32, which are then not rounded."""
+
+    def __init__(self, weight_OI: Tensor, kernels: NativeKernels) -> None:
+        self._num_outputs, self._num_inputs = weight_OI.shape
+        self._kernels = kernels
+        size = kernels.packed_size_bf16(self._num_outputs, self._num_inputs)
+        self._packed = torch.empty(size, dtype=torch.bfloat16)
+        plain = weight_OI.contiguous()
+        kernels.pack_bf16(
+            plain.data_ptr(), self._packed.data_ptr(), self._num_outputs, self._num_inputs
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes."""
+        return self._packed.nbytes
+
+    def multiply(
+        self, x_TI: Tensor, bias_O: Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Multiply rows and add the bias; [T, O] in dtype, by default that of x."""
+        assert x_TI.dtype == torch.bfloat16, "packed for the dtype the model computes in"
+        assert x_TI.shape[1] == self._num_inputs, "as wide as the weight"
+        x_TI = x_TI.contiguous()
+        y_TO = torch.empty(x_TI.shape[0], self._num_outputs, dtype=dtype or x_TI.dtype)
+        self._kernels.linear_bf16(
+            x_TI.data_ptr(),
+            self._packed.data_ptr(),
+            0 if bias_O is None else bias_O.data_ptr(),
+            y_TO.data_ptr(),
+            y_TO.dtype == torch.float32,
+            x_TI.shape[0],
+            self._num_inputs,
+            self._num_outputs,
+        )
+        return y_TO
+
+
+def select_packer(*, dtype: torch.dtype, device: torch.device) -> WeightPacker | None:
+    """Choose how layers that compute in dtype on device hold their weights; None is as loaded."""
+    kernels = native_kernels() if device.type == "cpu" and dtype == torch.bfloat16 else None
+    if kernels is None:
+        return None
+    return lambda weight_OI: Bf16Weight(weight_OI, kernels)
