@@ -97,6 +97,15 @@ class ScheduleConfig:
     max_steps_in_flight: int | None = setting(None, "steps in flight (default: pipeline stages)")
     pp_cohorts: int | None = setting(None, "groups of sequences taking turns (default: stages)")
     max_waiting: int = setting(1024, "most requests waiting before new ones are refused")
+    scheduling_policy: str = setting(
+        "fcfs", "who runs first: fcfs (who came first) or priority (the smallest priority)"
+    )
+    max_prefill_chunk: int | None = setting(
+        None, "most tokens of one prompt in a step that others need too (default: no limit)"
+    )
+    admission_watermark: float = setting(
+        0.01, "share of the KV cache blocks that admission leaves free while others run"
+    )
     check_state_every: int = setting(
         0, "steps between two comparisons of the books of scheduler and workers (0: none)"
     )
@@ -109,13 +118,24 @@ class ScheduleConfig:
             max_steps_in_flight=self.max_steps_in_flight,
             pp_cohorts=self.pp_cohorts,
             max_waiting=self.max_waiting,
+            max_prefill_chunk=self.max_prefill_chunk,
         )
+        _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        if not 0 <= self.admission_watermark < 1:
+            raise ConfigError(
+                f"admission_watermark must be in [0, 1), not {self.admission_watermark}"
+            )
         _at_least(0, check_state_every=self.check_state_every)
 
     @property
     def sequence_limit(self) -> int:
         """Most sequences running at once: a step has a token for each of them."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether the priority of a request counts before its arrival."""
+        return self.scheduling_policy == "priority"
 
     def steps_in_flight(self, num_stages: int) -> int:
         """Most unanswered steps over a pipeline of num_stages."""

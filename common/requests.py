@@ -40,12 +40,16 @@ class StopParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One accepted request: at least one prompt token, and room for one more in the model's length."""
+    """One accepted request: at least one prompt token, and room for one more in the model's length.
+
+    priority counts where the scheduler has priorities: the smaller, the sooner.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stopping: StopParams
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

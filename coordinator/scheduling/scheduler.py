@@ -4,14 +4,16 @@ There is no prefill or decode phase: a sequence's computed tokens catch up with 
 sequence that has caught up samples one more. Rules that hold at all times:
 
 - A sequence has at most one step in flight, and so has a cohort.
-- Running sequences stand in order of arrival, before every preempted one, before every new one; the
-  youngest running one gives way when blocks run out, so the oldest always progresses.
+- Running sequences stand in order of rank, which is that of arrival unless requests have priorities;
+  the last one gives way when blocks run out, so the first always progresses. Nobody gives way to a
+  sequence that still waits.
 - Blocks may be freed while a step that writes them is in flight: every rank runs steps in order, so
   their next owner's step overwrites them before it reads them.
 - A block is published to the prefix cache when the step that filled it is committed and its sequence
   still runs, so others find only what every rank has computed. Nobody writes a full block again.
 - A sequence is admitted when blocks for all its known tokens are free and one more for every running
-  sequence, so what is admitted is not preempted again before others have grown by a block.
+  sequence, so what is admitted is not preempted again before others have grown by a block. The
+  watermark may ask for more.
 """
 
 from collections import deque
@@ -25,13 +27,13 @@ from coordinator.kv.allocator import KVAllocator
 from coordinator.kv.block_pool import BlockPool
 from coordinator.kv.prefix_cache import NoPrefixCache, PrefixCache
 from coordinator.scheduling.budget import StepBudget
-from coordinator.scheduling.cohorts import Cohorts
+from coordinator.scheduling.cohorts import Cohorts, fair_tokens, insert_by_rank
 from coordinator.scheduling.counters import ScheduleCounters
 from coordinator.scheduling.deltas import token_delta
 from coordinator.scheduling.planner import ScheduledRow, StepPlanner
-from coordinator.scheduling.preemption import youngest
+from coordinator.scheduling.preemption import last_in_rank
 from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState
-from coordinator.scheduling.waiting_queue import FirstComeQueue, WaitingQueue
+from coordinator.scheduling.waiting_queue import FirstComeQueue, PriorityQueue, WaitingQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +73,9 @@ class Scheduler:
         )
         self._planner = StepPlanner(check_state_every=config.check_state_every)
         self._cohorts = Cohorts(config.num_cohorts(num_stages))
-        self._waiting: WaitingQueue = FirstComeQueue(config.max_waiting)
+        queue_type = PriorityQueue if config.has_priorities else FirstComeQueue
+        self._waiting: WaitingQueue = queue_type(config.max_waiting)
+        self._num_watermark_blocks = int(config.admission_watermark * (num_blocks - 1))
         self._running: dict[int, Sequence] = {}
         self._sequences: dict[int, Sequence] = {}
         self._in_flight: deque[_PlannedStep] = deque()
@@ -131,7 +135,12 @@ class Scheduler:
                 f"{self.max_sequence_len}",
                 param="prompt",
             )
-        sequence = Sequence(self._last_handle + 1, request, max_sequence_len=self.max_sequence_len)
+        sequence = Sequence(
+            self._last_handle + 1,
+            request,
+            max_sequence_len=self.max_sequence_len,
+            has_priorities=self.config.has_priorities,
+        )
         self._waiting.append(sequence)
         self._last_handle = sequence.handle
         self._sequences[sequence.handle] = sequence
@@ -198,9 +207,8 @@ class Scheduler:
         for sequence in self._cohorts.members(cohort):
             is_preempted = sequence.state is not SequenceState.RUNNING
             if not budget.num_tokens or is_preempted or not self._make_room(sequence):
-                break  # the victims are the youngest, so nothing behind a preempted one runs
-            num_missing = sequence.num_tokens - sequence.num_computed_tokens
-            rows.append(ScheduledRow(sequence, budget.take_tokens(num_missing)))
+                break  # the victims are the last ones, so nothing behind a preempted one runs
+            rows.append(self._row(sequence, budget))
         return rows
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -209,7 +217,7 @@ class Scheduler:
             try:
                 self._allocator.append(sequence.blocks, sequence.num_tokens)
             except CacheFull:
-                victim = youngest(self._running)
+                victim = last_in_rank(self._running)
                 self._preempt(victim)
                 if victim is sequence:
                     return False
@@ -217,24 +225,43 @@ class Scheduler:
                 return True
 
     def _admit_waiting(self, cohort: int, budget: StepBudget) -> list[ScheduledRow]:
-        rows: list[ScheduledRow] = []
         num_sequences = min(len(self._running) + len(self._waiting), self.config.sequence_limit)
-        fair_size = self._cohorts.fair_size(num_sequences)
-        while budget.num_tokens and budget.num_seats and self._cohorts.size(cohort) < fair_size:
+        num_places = self._cohorts.fair_size(num_sequences) - self._cohorts.size(cohort)
+        if not self._waiting or min(num_places, budget.num_seats, budget.num_tokens) < 1:
+            return []
+        num_tokens_left = fair_tokens(
+            self._waiting,
+            num_cohorts=self._cohorts.num_idle,
+            most=self.config.max_num_batched_tokens,
+        )
+        rows: list[ScheduledRow] = []
+        while budget.num_tokens and budget.num_seats and len(rows) < num_places:
             sequence = self._waiting.peek()
             # A preempted sequence waits for the token of its step in flight, and all behind it wait.
-            if sequence is None or sequence.is_in_flight or not self._admit(sequence, cohort):
+            if sequence is None or sequence.is_in_flight:
+                break
+            # What would lie beyond this cohort's share for the most part is left to another one.
+            is_for_others = bool(rows) and sequence.num_tokens > 2 * num_tokens_left
+            if is_for_others or not self._admit(sequence, cohort):
                 break
             budget.take_seat()
-            num_missing = sequence.num_tokens - sequence.num_computed_tokens
-            rows.append(ScheduledRow(sequence, budget.take_tokens(num_missing)))
+            num_tokens_left -= sequence.num_tokens
+            rows.append(self._row(sequence, budget))
         return rows
+
+    def _row(self, sequence: Sequence, budget: StepBudget) -> ScheduledRow:
+        """The tokens a step computes of a sequence; of a long prompt a chunk when others need room."""
+        num_missing = sequence.num_tokens - sequence.num_computed_tokens
+        most = self.config.max_prefill_chunk
+        if most is not None and num_missing > most and len(self._sequences) > 1:
+            num_missing = most
+        return ScheduledRow(sequence, budget.take_tokens(num_missing))
 
     def _admit(self, sequence: Sequence, cohort: int) -> bool:
         """Let a waiting sequence run; False when the blocks do not suffice."""
         try:
             num_computed = self._allocator.reserve(
-                sequence.blocks, sequence.token_ids, num_spare=len(self._running)
+                sequence.blocks, sequence.token_ids, num_spare=self._num_spare_blocks
             )
         except CacheFull:
             return False
@@ -244,9 +271,15 @@ class Scheduler:
             self.counters.note_lookup(num_tokens=sequence.num_tokens, num_cached=num_computed)
         self._waiting.remove(sequence)
         sequence.move(SequenceEvent.ADMIT)
-        self._running[sequence.handle] = sequence
+        insert_by_rank(self._running, sequence)
         self._cohorts.join(sequence, cohort)
         return True
+
+    @property
+    def _num_spare_blocks(self) -> int:
+        """Free blocks an admission must leave: one for each running sequence, and the watermark."""
+        num_running = len(self._running)
+        return max(num_running, self._num_watermark_blocks) if num_running else 0
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take everything computed away; a token in flight is still committed."""

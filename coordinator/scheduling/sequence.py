@@ -43,6 +43,7 @@ class Sequence:
     token_ids: prompt, then committed output. num_computed_tokens counts tokens whose keys and values
     stand in its blocks once the step in flight is done. num_cached_tokens: prompt tokens that were
     found computed at its first admission, None before. max_len: most tokens, prompt included.
+    rank: the smaller, the sooner it runs and the later it gives way; no two are equal.
     """
 
     __slots__ = (
@@ -54,14 +55,18 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
+        "rank",
         "request",
         "state",
         "token_ids",
     )
 
-    def __init__(self, handle: int, request: Request, *, max_sequence_len: int) -> None:
+    def __init__(
+        self, handle: int, request: Request, *, max_sequence_len: int, has_priorities: bool = False
+    ) -> None:
         self.handle = handle
         self.request = request
+        self.rank = (request.priority if has_priorities else 0, handle)
         self.token_ids = array(TOKEN_TYPECODE, request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_len = min(max_sequence_len, self.num_prompt_tokens + request.stopping.max_tokens)

@@ -21,6 +21,7 @@ def request(
     ignore_eos: bool = False,
     stop_token_ids: frozenset[int] = frozenset(),
     num_logprobs: int | None = None,
+    priority: int = 0,
 ) -> Request:
     """A greedy request."""
     return Request(
@@ -30,6 +31,7 @@ def request(
         stopping=StopParams(
             max_tokens=max_tokens, ignore_eos=ignore_eos, stop_token_ids=stop_token_ids
         ),
+        priority=priority,
     )
 
 

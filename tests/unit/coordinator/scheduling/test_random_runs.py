@@ -25,6 +25,7 @@ class Arrival:
     max_tokens: int
     ignore_eos: bool
     abort_after: int | None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ prompts = st.one_of(
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8).map(tuple),
     st.builds(
         lambda length, end: (*PROMPT_STEM[:length], *end),
-        st.integers(3, 8),
+        st.integers(3, 7),
         st.lists(st.integers(0, 3), max_size=2).map(tuple),
     ),
 )
@@ -55,6 +56,7 @@ arrivals = st.builds(
     max_tokens=st.integers(1, 20),
     ignore_eos=st.booleans(),
     abort_after=st.none() | st.none() | st.integers(0, 12),
+    priority=st.integers(-1, 1),
 )
 run_settings = st.builds(
     Settings,
@@ -67,6 +69,9 @@ run_settings = st.builds(
         pp_cohorts=st.none() | st.integers(1, 4),
         max_waiting=st.integers(4, 20),
         check_state_every=st.integers(1, 3),
+        scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+        max_prefill_chunk=st.none() | st.integers(1, 5),
+        admission_watermark=st.sampled_from([0.0, 0.3]),
     ),
     num_blocks=st.integers(6, 16),
     has_prefix_cache=st.booleans(),
@@ -105,7 +110,10 @@ class Run:
         for arrival in self._requests:
             if arrival.turn == turn:
                 asked = request(
-                    arrival.prompt, max_tokens=arrival.max_tokens, ignore_eos=arrival.ignore_eos
+                    arrival.prompt,
+                    max_tokens=arrival.max_tokens,
+                    ignore_eos=arrival.ignore_eos,
+                    priority=arrival.priority,
                 )
                 try:
                     self.accepted[self.replica.scheduler.add(asked)] = arrival
@@ -127,7 +135,7 @@ def _expected(arrival: Arrival, *, longest: int) -> list[int]:
     return token_ids[: ends[0] + 1] if ends else token_ids
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     sizes=run_settings,
     requests=st.lists(arrivals, min_size=3, max_size=10),
