@@ -5,8 +5,9 @@
 // register of the AVX-512 dot product (two of AVX2, which shifts the halves into float32).
 //
 // A task is a block: it goes over all rows, a tile of a few rows at a time, so the weights come from
-// memory once and from the L2 cache for every further tile. Inputs are cut where a block would not
-// fit there. T rows, I inputs, O outputs.
+// memory once and from the L2 cache for every further tile. Meanwhile each tile fetches its share of
+// the next block, so that memory never waits for arithmetic. Inputs are cut where a block would not
+// fit into the cache. T rows, I inputs, O outputs.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -21,6 +22,8 @@ namespace {
 constexpr int64_t kBlock = 48;
 constexpr int64_t kChunkRows = 64;     // whose sums are held while the inputs are cut
 constexpr int64_t kChunkPairs = 2048;  // 48 outputs of so many pairs take 384 KiB
+constexpr int64_t kPairBytes = kBlock * 2 * sizeof(bf16);
+constexpr int64_t kAheadBytes = 6144;  // how far a single tile fetches ahead of itself
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -33,46 +36,65 @@ struct Linear {
   int64_t num_rows, num_inputs, num_outputs;  // num_inputs is even
 };
 
+// Some rows, some pairs of inputs, one block of outputs.
+template <typename X>
+struct Tile {
+  const X* x;
+  int64_t x_stride;
+  const bf16* w;
+  int64_t num_pairs;
+  float* sums;    // [rows][48]
+  bool is_first;  // of the chunks of inputs: sums begin at zero
+  const char* ahead;
+  int64_t ahead_bytes;  // to fetch with each pair
+};
+
 #if STEPWIRE_X86
 
 constexpr int kAvx512Rows = 8;
 constexpr int kAvx2Rows = 4;
 
-// sums[r][o] (+)= the products of a tile of rows with some pairs of inputs of one block.
+// sums[r][o] (+)= the products of a tile.
 template <int kRows>
-TARGET_AVX512 void add_products_avx512(const bf16* x, int64_t x_stride, const bf16* w,
-                                       int64_t num_pairs, float* sums, bool is_first) {
+TARGET_AVX512 void add_products_avx512(const Tile<bf16>& tile) {
   constexpr int kVectors = kBlock / 16;
   __m512 sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v)
-      sum[r][v] = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * kBlock + v * 16);
-  for (int64_t p = 0; p < num_pairs; ++p) {
+      sum[r][v] =
+          tile.is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(tile.sums + r * kBlock + v * 16);
+  for (int64_t p = 0; p < tile.num_pairs; ++p) {
+    for (int64_t b = 0; b < tile.ahead_bytes; b += 64)
+      _mm_prefetch(tile.ahead + p * tile.ahead_bytes + b, _MM_HINT_T0);
     __m512bh weight[kVectors];
     for (int v = 0; v < kVectors; ++v)
-      weight[v] = (__m512bh)_mm512_loadu_si512(w + p * kBlock * 2 + v * 32);
+      weight[v] = (__m512bh)_mm512_loadu_si512(tile.w + p * kBlock * 2 + v * 32);
     for (int r = 0; r < kRows; ++r) {
       int32_t pair;
-      std::memcpy(&pair, x + r * x_stride + p * 2, sizeof(pair));
+      std::memcpy(&pair, tile.x + r * tile.x_stride + p * 2, sizeof(pair));
       const __m512bh input = (__m512bh)_mm512_set1_epi32(pair);
       for (int v = 0; v < kVectors; ++v)
         sum[r][v] = _mm512_dpbf16_ps(sum[r][v], weight[v], input);
     }
   }
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(sums + r * kBlock + v * 16, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(tile.sums + r * kBlock + v * 16, sum[r][v]);
 }
 
-// The same for some vectors of 8 outputs: as many as 16 registers have room for.
+// The same for some vectors of 8 outputs from `output`: as many as 16 registers have room for.
 template <int kRows, int kVectors>
-TARGET_AVX2 void add_products_avx2_part(const float* x, int64_t x_stride, const bf16* w,
-                                        int64_t num_pairs, float* sums, bool is_first) {
+TARGET_AVX2 void add_some_products_avx2(const Tile<float>& tile, int64_t output) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000));
+  const int64_t ahead_bytes = output == 0 ? tile.ahead_bytes : 0;
+  const bf16* const w = tile.w + output * 2;
+  float* const sums = tile.sums + output;
   __m256 sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v)
-      sum[r][v] = is_first ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + r * kBlock + v * 8);
-  for (int64_t p = 0; p < num_pairs; ++p) {
+      sum[r][v] = tile.is_first ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + r * kBlock + v * 8);
+  for (int64_t p = 0; p < tile.num_pairs; ++p) {
+    for (int64_t b = 0; b < ahead_bytes; b += 64)
+      _mm_prefetch(tile.ahead + p * ahead_bytes + b, _MM_HINT_T0);
     __m256 even[kVectors], odd[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const __m256i both =
@@ -81,8 +103,8 @@ TARGET_AVX2 void add_products_avx2_part(const float* x, int64_t x_stride, const 
       odd[v] = _mm256_castsi256_ps(_mm256_and_si256(both, upper));
     }
     for (int r = 0; r < kRows; ++r) {
-      const __m256 first = _mm256_broadcast_ss(x + r * x_stride + p * 2);
-      const __m256 second = _mm256_broadcast_ss(x + r * x_stride + p * 2 + 1);
+      const float* const x = tile.x + r * tile.x_stride + p * 2;
+      const __m256 first = _mm256_broadcast_ss(x), second = _mm256_broadcast_ss(x + 1);
       for (int v = 0; v < kVectors; ++v) {
         sum[r][v] = _mm256_fmadd_ps(even[v], first, sum[r][v]);
         sum[r][v] = _mm256_fmadd_ps(odd[v], second, sum[r][v]);
@@ -94,21 +116,20 @@ TARGET_AVX2 void add_products_avx2_part(const float* x, int64_t x_stride, const 
 }
 
 template <int kRows>
-TARGET_AVX2 void add_products_avx2(const float* x, int64_t x_stride, const bf16* w,
-                                   int64_t num_pairs, float* sums, bool is_first) {
+TARGET_AVX2 void add_products_avx2(const Tile<float>& tile) {
   constexpr int kVectors = kRows == 1 ? 6 : kRows == 2 ? 3 : 2;
-  for (int64_t o = 0; o < kBlock; o += kVectors * 8)
-    add_products_avx2_part<kRows, kVectors>(x, x_stride, w + o * 2, num_pairs, sums + o, is_first);
+  for (int64_t output = 0; output < kBlock; output += kVectors * 8)
+    add_some_products_avx2<kRows, kVectors>(tile, output);
 }
 
-using AddAvx512 = void (*)(const bf16*, int64_t, const bf16*, int64_t, float*, bool);
-using AddAvx2 = void (*)(const float*, int64_t, const bf16*, int64_t, float*, bool);
+template <typename X>
+using AddProducts = void (*)(const Tile<X>&);
 
-constexpr AddAvx512 kAddAvx512[kAvx512Rows] = {
+constexpr AddProducts<bf16> kAddAvx512[kAvx512Rows] = {
     add_products_avx512<1>, add_products_avx512<2>, add_products_avx512<3>, add_products_avx512<4>,
     add_products_avx512<5>, add_products_avx512<6>, add_products_avx512<7>, add_products_avx512<8>};
-constexpr AddAvx2 kAddAvx2[kAvx2Rows] = {add_products_avx2<1>, add_products_avx2<2>,
-                                         add_products_avx2<3>, add_products_avx2<4>};
+constexpr AddProducts<float> kAddAvx2[kAvx2Rows] = {add_products_avx2<1>, add_products_avx2<2>,
+                                                    add_products_avx2<3>, add_products_avx2<4>};
 
 // Rounds to the nearest bfloat16, ties to even; NaN stays NaN.
 inline bf16 round_to_bf16(float value) {
@@ -144,8 +165,9 @@ TARGET_AVX2 void finish_rows(const Linear& linear, int64_t row, int64_t num_rows
   }
 }
 
-template <typename X, typename Add, int kMostRows>
-void multiply_block(const Linear& linear, int64_t block, const Add (&add_products)[kMostRows]) {
+template <typename X, int kMostRows>
+void multiply_block(const Linear& linear, int64_t block,
+                    const AddProducts<X> (&add_products)[kMostRows]) {
   const X* const x = static_cast<const X*>(linear.x_TI);
   const int64_t num_pairs = linear.num_inputs / 2;
   const bf16* const w = linear.packed + block * kBlock * linear.num_inputs;
@@ -153,15 +175,19 @@ void multiply_block(const Linear& linear, int64_t block, const Add (&add_product
   for (int64_t row = 0; row < linear.num_rows; row += kChunkRows) {
     const int64_t num_rows = std::min(kChunkRows, linear.num_rows - row);
     const int64_t num_tiles = divide_up(num_rows, kMostRows);
+    const int64_t ahead_bytes = divide_up(kPairBytes, num_tiles);
     for (int64_t pair = 0; pair < num_pairs; pair += kChunkPairs) {
+      const int64_t num_chunk_pairs = std::min(kChunkPairs, num_pairs - pair);
+      const char* const chunk = reinterpret_cast<const char*>(w) + pair * kPairBytes;
+      const char* const next = chunk + (num_tiles == 1 ? kAheadBytes : num_pairs * kPairBytes);
       for (int64_t tile = 0; tile < num_tiles; ++tile) {
         // Tiles of nearly equal height: a short last one would cost as much as a full one.
         const int64_t first = num_rows * tile / num_tiles;
         const int64_t height = num_rows * (tile + 1) / num_tiles - first;
-        add_products[height - 1](x + (row + first) * linear.num_inputs + pair * 2,
-                                 linear.num_inputs, w + pair * kBlock * 2,
-                                 std::min(kChunkPairs, num_pairs - pair), sums + first * kBlock,
-                                 pair == 0);
+        add_products[height - 1]({x + (row + first) * linear.num_inputs + pair * 2,
+                                  linear.num_inputs, w + pair * kBlock * 2, num_chunk_pairs,
+                                  sums + first * kBlock, pair == 0,
+                                  next + tile * num_chunk_pairs * ahead_bytes, ahead_bytes});
       }
     }
     finish_rows(linear, row, num_rows, block, sums);
@@ -219,11 +245,11 @@ void linear_bf16(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void*
                          num_rows,
                          width,
                          num_outputs};
-  parallel_for(divide_up(num_outputs, kBlock), [&](int64_t block) {
+  parallel_for_runs(divide_up(num_outputs, kBlock), [&](int64_t block) {
     if (isa() == Isa::kAvx512Bf16)
-      multiply_block<bf16>(linear, block, kAddAvx512);
+      multiply_block(linear, block, kAddAvx512);
     else
-      multiply_block<float>(linear, block, kAddAvx2);
+      multiply_block(linear, block, kAddAvx2);
   });
 #endif
 }

@@ -6,6 +6,8 @@
 // meanwhile (another thread of this process, or a nested one) is done by its caller alone.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace stepwire {
@@ -25,6 +27,29 @@ void parallel_for(int64_t num_tasks, const Body& body) {
       num_tasks,
       [](void* context, int64_t index) { (*static_cast<const Body*>(context))(index); },
       const_cast<Body*>(&body));
+}
+
+// The same for tasks that follow one another in memory: each thread takes a run of them in order,
+// from the front, and then what is left of the others' runs.
+template <typename Body>
+void parallel_for_runs(int64_t num_tasks, const Body& body) {
+  struct alignas(64) Run {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  constexpr int64_t kMostRuns = 64;
+  Run runs[kMostRuns];
+  const int64_t num_runs = std::min<int64_t>(num_threads(), kMostRuns);
+  for (int64_t r = 0; r < num_runs; ++r) {
+    runs[r].next.store(num_tasks * r / num_runs, std::memory_order_relaxed);
+    runs[r].end = num_tasks * (r + 1) / num_runs;
+  }
+  parallel_for(num_runs, [&](int64_t own) {
+    for (int64_t r = 0; r < num_runs; ++r) {
+      Run& run = runs[(own + r) % num_runs];
+      for (int64_t i; (i = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;) body(i);
+    }
+  });
 }
 
 }  // namespace stepwire
