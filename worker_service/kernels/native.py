@@ -67,6 +67,51 @@ class NativeKernels(Protocol):
         """Multiply rows by a packed weight; bias 0 is none, y is float32 or bfloat16."""
         ...
 
+    def rms_norm(
+        self,
+        is_bf16: bool,  # noqa: FBT001
+        x_TD: int,
+        residual_TD: int,
+        weight_D: int,
+        out_TD: int,
+        num_tokens: int,
+        size: int,
+        eps: float,
+        /,
+    ) -> None:
+        """Add a residual to x, 0 is none, and write the weighted norm of the sum to out."""
+        ...
+
+    def silu_and_multiply(
+        self,
+        is_bf16: bool,  # noqa: FBT001
+        gate_up_T2I: int,
+        out_TI: int,
+        num_tokens: int,
+        size: int,
+        /,
+    ) -> None:
+        """Gate each row's second half by its first."""
+        ...
+
+    def attend(
+        self, step: int, qkv_THD: int, keys_KSD: int, values_KSD: int, out_TND: int, /
+    ) -> None:
+        """Rotate, store and attend in one layer; step is the address of an AttentionStep."""
+        ...
+
+    def greedy(
+        self,
+        is_bf16: bool,  # noqa: FBT001
+        logits_SV: int,
+        num_rows: int,
+        vocabulary: int,
+        tokens_S: int,
+        /,
+    ) -> bool:
+        """Write each row's best token as int32; False when a logit is not finite."""
+        ...
+
 
 @cache
 def native_kernels() -> NativeKernels | None:

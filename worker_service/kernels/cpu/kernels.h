@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "attention_step.h"
+
 namespace stepwire {
 
 using bf16 = uint16_t;
@@ -12,5 +14,15 @@ int64_t packed_size_bf16(int64_t num_outputs, int64_t num_inputs);
 void pack_bf16(const bf16* w_OI, bf16* packed, int64_t num_outputs, int64_t num_inputs);
 void linear_bf16(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void* y_TO,
                  bool is_y_float, int64_t num_rows, int64_t num_inputs, int64_t num_outputs);
+
+// step_kernels.cpp; is_bf16 says what all elements are, else they are float32.
+void rms_norm(bool is_bf16, void* x_TD, const void* residual_TD, const void* weight_D, void* out_TD,
+              int64_t num_tokens, int64_t size, float eps);
+void silu_and_multiply(bool is_bf16, const void* gate_up_T2I, void* out_TI, int64_t num_tokens,
+                       int64_t size);
+void attend(const AttentionStep* step, const void* qkv_THD, void* keys_KSD, void* values_KSD,
+            void* out_TND);
+bool greedy(bool is_bf16, const void* logits_SV, int64_t num_rows, int64_t vocabulary,
+            int32_t* tokens_S);
 
 }  // namespace stepwire

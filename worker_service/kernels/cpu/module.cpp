@@ -18,6 +18,10 @@ PyMethodDef methods[] = {
     method<packed_size_bf16>("packed_size_bf16"),
     method<pack_bf16>("pack_bf16"),
     method<linear_bf16>("linear_bf16"),
+    method<rms_norm>("rms_norm"),
+    method<silu_and_multiply>("silu_and_multiply"),
+    method<attend>("attend"),
+    method<greedy>("greedy"),
     {nullptr, nullptr, 0, nullptr},
 };
 
