@@ -17,10 +17,9 @@ sequence that has caught up samples one more. Rules that hold at all times:
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 from common.config import ScheduleConfig
-from common.errors import CacheFull, InvalidRequest, StepFailed
+from common.errors import CacheFull, InvalidRequest
 from common.requests import Request, TokenDelta
 from common.step import ModelRunnerOutput, SchedulerOutput
 from coordinator.kv.allocator import KVAllocator
@@ -30,20 +29,11 @@ from coordinator.scheduling.budget import StepBudget
 from coordinator.scheduling.cohorts import Cohorts, fair_tokens, insert_by_rank
 from coordinator.scheduling.counters import ScheduleCounters
 from coordinator.scheduling.deltas import token_delta
-from coordinator.scheduling.planner import ScheduledRow, StepPlanner
+from coordinator.scheduling.planned_step import PlannedStep
+from coordinator.scheduling.planner import ScheduledRows, StepPlanner
 from coordinator.scheduling.preemption import last_in_rank
 from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState
 from coordinator.scheduling.waiting_queue import FirstComeQueue, PriorityQueue, WaitingQueue
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _PlannedStep:
-    """A step in flight; cohort None: it belongs to no cohort. `sampling` maps handle to sequence."""
-
-    output: SchedulerOutput
-    cohort: int | None
-    sequences: tuple[Sequence, ...]
-    sampling: dict[int, Sequence]
 
 
 class Scheduler:
@@ -78,7 +68,9 @@ class Scheduler:
         self._num_watermark_blocks = int(config.admission_watermark * (num_blocks - 1))
         self._running: dict[int, Sequence] = {}
         self._sequences: dict[int, Sequence] = {}
-        self._in_flight: deque[_PlannedStep] = deque()
+        self._in_flight: deque[PlannedStep] = deque()
+        self._num_planned = 0
+        self._num_committed = 0
         self._last_handle = 0
         self.counters = ScheduleCounters()
         self.max_sequence_len = min(max_model_len, self._allocator.capacity)
@@ -139,6 +131,7 @@ class Scheduler:
             self._last_handle + 1,
             request,
             max_sequence_len=self.max_sequence_len,
+            eos_token_ids=self._eos_token_ids,
             has_priorities=self.config.has_priorities,
         )
         self._waiting.append(sequence)
@@ -157,14 +150,15 @@ class Scheduler:
         if len(self._in_flight) >= self._max_steps_in_flight:
             return None
         for cohort in self._cohorts.idle_in_turn():
-            rows = self._choose_rows(cohort)
-            if rows:
-                return self._start_step(rows, cohort)
+            new, cached = self._choose_rows(cohort)
+            if new or cached:
+                return self._start_step(cohort, new=new, cached=cached)
         return None
 
     def plan_step_without_tokens(self) -> SchedulerOutput:
         """Plan a step that only tells the workers which requests are finished or preempted."""
-        return self._start_rowless_step(self._planner.plan([]))
+        nothing = ScheduledRows()
+        return self._start_rowless_step(self._planner.plan(new=nothing, cached=nothing))
 
     def plan_warm_up(self) -> SchedulerOutput:
         """Plan a step through all stages that touches only the null block; its token is discarded."""
@@ -186,29 +180,37 @@ class Scheduler:
             self.abort(handle)
         if step.cohort is None:
             return []
-        _check_result(step, result)
-        self._publish_prefixes(step)
-        return self._commit_tokens(step, result)
+        sampling = step.sampled(result)
+        self._publish_prefixes(step.filling)
+        return self._commit_tokens(sampling, result)
 
-    def _choose_rows(self, cohort: int) -> list[ScheduledRow]:
+    def _choose_rows(self, cohort: int) -> tuple[ScheduledRows, ScheduledRows]:
+        """Rows the workers do not hold yet, and rows they hold."""
         self._cohorts.even_out(cohort)
         budget = StepBudget(
             num_tokens=self.config.max_num_batched_tokens,
             num_seats=self.config.sequence_limit - len(self._running),
         )
         num_preemptions = self.counters.num_preemptions
-        rows = self._continue_running(cohort, budget)
-        if self.counters.num_preemptions == num_preemptions:
-            rows += self._admit_waiting(cohort, budget)
-        return rows
+        cached = self._continue_running(cohort, budget)
+        if self.counters.num_preemptions > num_preemptions:
+            return ScheduledRows(), cached
+        return self._admit_waiting(cohort, budget), cached
 
-    def _continue_running(self, cohort: int, budget: StepBudget) -> list[ScheduledRow]:
-        rows: list[ScheduledRow] = []
+    def _continue_running(self, cohort: int, budget: StepBudget) -> ScheduledRows:
+        # Runs over every row of every step, so a row that needs nothing but a token costs little.
+        rows = ScheduledRows()
         for sequence in self._cohorts.members(cohort):
-            is_preempted = sequence.state is not SequenceState.RUNNING
-            if not budget.num_tokens or is_preempted or not self._make_room(sequence):
+            if not budget.num_tokens or sequence.state is not SequenceState.RUNNING:
                 break  # the victims are the last ones, so nothing behind a preempted one runs
-            rows.append(self._row(sequence, budget))
+            num_tokens = len(sequence.token_ids)
+            if num_tokens > sequence.blocks.num_slots and not self._make_room(sequence):
+                break
+            num_missing = num_tokens - sequence.num_computed_tokens
+            if num_missing > 1:
+                num_missing = budget.fit(self._chunk(num_missing))
+            budget.num_tokens -= num_missing
+            rows.append(sequence, num_missing)
         return rows
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -224,21 +226,21 @@ class Scheduler:
             else:
                 return True
 
-    def _admit_waiting(self, cohort: int, budget: StepBudget) -> list[ScheduledRow]:
+    def _admit_waiting(self, cohort: int, budget: StepBudget) -> ScheduledRows:
         num_sequences = min(len(self._running) + len(self._waiting), self.config.sequence_limit)
         num_places = self._cohorts.fair_size(num_sequences) - self._cohorts.size(cohort)
+        rows = ScheduledRows()
         if not self._waiting or min(num_places, budget.num_seats, budget.num_tokens) < 1:
-            return []
+            return rows
         num_tokens_left = fair_tokens(
             self._waiting,
             num_cohorts=self._cohorts.num_idle,
             most=self.config.max_num_batched_tokens,
         )
-        rows: list[ScheduledRow] = []
         while budget.num_tokens and budget.num_seats and len(rows) < num_places:
             sequence = self._waiting.peek()
             # A preempted sequence waits for the token of its step in flight, and all behind it wait.
-            if sequence is None or sequence.is_in_flight:
+            if sequence is None or sequence.last_step > self._num_committed:
                 break
             # What would lie beyond this cohort's share for the most part is left to another one.
             is_for_others = bool(rows) and sequence.num_tokens > 2 * num_tokens_left
@@ -246,16 +248,19 @@ class Scheduler:
                 break
             budget.take_seat()
             num_tokens_left -= sequence.num_tokens
-            rows.append(self._row(sequence, budget))
+            num_missing = budget.fit(
+                self._chunk(sequence.num_tokens - sequence.num_computed_tokens)
+            )
+            budget.num_tokens -= num_missing
+            rows.append(sequence, num_missing)
         return rows
 
-    def _row(self, sequence: Sequence, budget: StepBudget) -> ScheduledRow:
-        """The tokens a step computes of a sequence; of a long prompt a chunk when others need room."""
-        num_missing = sequence.num_tokens - sequence.num_computed_tokens
+    def _chunk(self, num_missing: int) -> int:
+        """What a step computes of so many tokens of a prompt: not all where others need the step."""
         most = self.config.max_prefill_chunk
-        if most is not None and num_missing > most and len(self._sequences) > 1:
-            num_missing = most
-        return ScheduledRow(sequence, budget.take_tokens(num_missing))
+        if most is None or len(self._sequences) == 1:
+            return num_missing
+        return min(num_missing, most)
 
     def _admit(self, sequence: Sequence, cohort: int) -> bool:
         """Let a waiting sequence run; False when the blocks do not suffice."""
@@ -304,74 +309,71 @@ class Scheduler:
         self._cohorts.leave(sequence)
         self._allocator.release(sequence.blocks)
 
-    def _start_step(self, rows: list[ScheduledRow], cohort: int) -> SchedulerOutput:
-        output = self._planner.plan(rows)
-        sampling: dict[int, Sequence] = {}
-        for sequence, num_tokens in rows:
-            sequence.num_computed_tokens += num_tokens
-            sequence.is_in_flight = True
-            if sequence.num_computed_tokens == sequence.num_tokens:
-                sampling[sequence.handle] = sequence
+    def _start_step(
+        self, cohort: int, *, new: ScheduledRows, cached: ScheduledRows
+    ) -> SchedulerOutput:
+        output = self._planner.plan(new=new, cached=cached)
+        sampling: list[Sequence] = []
+        filling: list[Sequence] = []
+        self._num_planned += 1
+        last_step = self._num_planned
+        for rows in (new, cached):
+            for sequence, num_tokens in zip(rows.sequences, rows.num_tokens, strict=True):
+                num_computed = sequence.num_computed_tokens + num_tokens
+                sequence.num_computed_tokens = num_computed
+                sequence.last_step = last_step
+                if num_computed == len(sequence.token_ids):
+                    sampling.append(sequence)
+                if num_computed >= sequence.blocks.publish_at:
+                    filling.append(sequence)
         self._cohorts.start_step(cohort)
-        sequences = tuple(row.sequence for row in rows)
         self._in_flight.append(
-            _PlannedStep(output=output, cohort=cohort, sequences=sequences, sampling=sampling)
+            PlannedStep(
+                output=output, cohort=cohort, sampling=tuple(sampling), filling=tuple(filling)
+            )
         )
         return output
 
     def _start_rowless_step(self, output: SchedulerOutput) -> SchedulerOutput:
-        self._in_flight.append(_PlannedStep(output=output, cohort=None, sequences=(), sampling={}))
+        self._num_planned += 1
+        self._in_flight.append(PlannedStep(output=output, cohort=None))
         return output
 
-    def _end_step(self, step: _PlannedStep) -> None:
-        for sequence in step.sequences:
-            sequence.is_in_flight = False
+    def _end_step(self, step: PlannedStep) -> None:
+        self._num_committed += 1
         if step.cohort is not None:
             self._cohorts.end_step(step.cohort)
 
-    def _publish_prefixes(self, step: _PlannedStep) -> None:
-        """Let others find the blocks this step has filled."""
-        for sequence in step.sequences:
-            blocks, num_computed = sequence.blocks, sequence.num_computed_tokens
-            # One that was preempted or has ended since has no blocks, and nothing computed.
-            if num_computed >= blocks.publish_at and sequence.state is SequenceState.RUNNING:
-                self._allocator.publish(blocks, sequence.token_ids, num_computed=num_computed)
+    def _publish_prefixes(self, filling: tuple[Sequence, ...]) -> None:
+        """Let others find the blocks a step has filled."""
+        for sequence in filling:
+            # One that was preempted or has ended since has no blocks.
+            if sequence.state is SequenceState.RUNNING:
+                self._allocator.publish(
+                    sequence.blocks, sequence.token_ids, num_computed=sequence.num_computed_tokens
+                )
 
     def _commit_tokens(
-        self, step: _PlannedStep, result: ModelRunnerOutput
+        self, sampling: list[Sequence], result: ModelRunnerOutput
     ) -> list[tuple[int, TokenDelta]]:
         deltas: list[tuple[int, TokenDelta]] = []
+        logprobs = result.logprobs
         token_ids = result.sampled_token_ids.values.tolist()
-        for row, handle in enumerate(result.handles.tolist()):
-            sequence = step.sampling[handle]
+        for row, (sequence, token_id) in enumerate(zip(sampling, token_ids, strict=True)):
             if sequence.state is SequenceState.FINISHED:
                 continue  # aborted while in flight
-            finish_reason = sequence.append(token_ids[row], eos_token_ids=self._eos_token_ids)
-            delta = token_delta(
-                token_ids[row],
-                finish_reason=finish_reason,
-                logprobs=result.logprobs,
-                row=row,
-                num_logprobs=sequence.request.sampling.num_logprobs,
-            )
-            deltas.append((handle, delta))
+            finish_reason = sequence.append(token_id)
+            if logprobs is None:
+                delta = TokenDelta(token_ids=(token_id,), finish_reason=finish_reason)
+            else:
+                delta = token_delta(
+                    token_id,
+                    finish_reason=finish_reason,
+                    logprobs=logprobs,
+                    row=row,
+                    num_logprobs=sequence.request.sampling.num_logprobs,
+                )
+            deltas.append((sequence.handle, delta))
             if finish_reason is not None:
                 self._finish(sequence)
         return deltas
-
-
-def _check_result(step: _PlannedStep, result: ModelRunnerOutput) -> None:
-    """Every row that had to sample has one token or an error, and no other has a token."""
-    if result.key.step_id != step.output.step_id:
-        raise StepFailed(f"{result.key.step_id} was answered in place of {step.output.step_id}")
-    handles = result.handles.tolist()
-    failed = {handle for handle, _ in result.request_errors}
-    if (
-        len(result.sampled_token_ids.values) != len(handles)
-        or len(set(handles)) != len(handles)
-        or set(handles) != step.sampling.keys() - failed
-    ):
-        raise StepFailed(
-            f"step {step.output.step_id.step} had to sample {len(step.sampling)} requests and the "
-            f"result names {len(handles)} with {len(result.sampled_token_ids.values)} tokens"
-        )
