@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker_service.kernels.native import NativeKernels, native_kernels
+from worker_service.kernels.weight_memory import WeightMemory
 
 
 class PackedWeight(Protocol):
@@ -58,11 +59,11 @@ class PlainWeight:
 class Bf16Weight:
     """A bfloat16 weight for the native kernel; outputs may be float32, which are then not rounded."""
 
-    def __init__(self, weight_OI: Tensor, kernels: NativeKernels) -> None:
+    def __init__(self, weight_OI: Tensor, kernels: NativeKernels, memory: WeightMemory) -> None:
         self._num_outputs, self._num_inputs = weight_OI.shape
         self._kernels = kernels
         size = kernels.packed_size_bf16(self._num_outputs, self._num_inputs)
-        self._packed = torch.empty(size, dtype=torch.bfloat16)
+        self._packed = memory.take(size, torch.bfloat16)
         plain = weight_OI.contiguous()
         kernels.pack_bf16(
             plain.data_ptr(), self._packed.data_ptr(), self._num_outputs, self._num_inputs
@@ -99,4 +100,5 @@ def select_packer(*, dtype: torch.dtype, device: torch.device) -> WeightPacker |
     kernels = native_kernels() if device.type == "cpu" and dtype == torch.bfloat16 else None
     if kernels is None:
         return None
-    return lambda weight_OI: Bf16Weight(weight_OI, kernels)
+    memory = WeightMemory()
+    return lambda weight_OI: Bf16Weight(weight_OI, kernels, memory)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from worker_service.kernels.native import native_kernels
+from worker_service.kernels.native import NativeKernels, native_kernels
 
 
 def test_a_missing_extension_is_one_log_line(
@@ -19,3 +19,12 @@ def test_a_missing_extension_is_one_log_line(
         "torch computes without native CPU kernels: "
         "import of worker_service.kernels._native halted; None in sys.modules"
     ]
+
+
+def test_the_extension_has_what_its_face_says():
+    """An extension built from older sources is found here, not in the middle of a step."""
+    kernels = native_kernels()
+    if kernels is None:
+        pytest.skip("the extension was not built here")
+    declared = {name for name in vars(NativeKernels) if not name.startswith("_")}
+    assert declared - set(dir(kernels)) == set()
