@@ -39,18 +39,18 @@ class LinearLayers:
         )
         model = load_stage(folder, request, device=torch.device("cpu")).model
         self._layers: list[tuple[Callable[[Tensor], Tensor], int]] = [
-            (module, module.weight.shape[1])
+            (module, module.num_inputs)
             for module in model.modules()
             if isinstance(module, ColumnLinear | RowLinear)
         ]
         self._layers.append((model.head.compute_logits, spec.hidden_size))
         self.num_bytes = (
             sum(
-                module.weight.nbytes
+                module.packed.num_bytes
                 for module in (*model.modules(),)
                 if isinstance(module, ColumnLinear | RowLinear)
             )
-            + model.head.weight.nbytes
+            + model.head.packed.num_bytes
         )
 
     def milliseconds(self, num_rows: int) -> float:

@@ -24,6 +24,7 @@ class _Linear(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
+        self.num_inputs = num_inputs
         self.weight = _parameter((num_outputs, num_inputs), dtype=dtype, device=device)
         self.bias = _parameter((num_outputs,), dtype=dtype, device=device) if has_bias else None
         self.packed: PackedWeight = PlainWeight(self.weight)
