@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from common.worker_api import Layout, LoadModel, Rank
+from worker_service.device import bind, find_device
 from worker_service.models.layers.linear import ColumnLinear, RowLinear
 from worker_service.models.model_spec import read_model_spec
 from worker_service.runner.load_stage import load_stage
@@ -22,7 +23,6 @@ class LinearLayers:
 
     def __init__(self, folder: Path, *, num_threads: int, quantization: str = "none") -> None:
         """Load the model as a worker does, in bf16."""
-        torch.set_num_threads(num_threads)
         spec = read_model_spec(folder)
         request = LoadModel(
             model=str(folder),
@@ -37,21 +37,15 @@ class LinearLayers:
             block_size=16,
             quantization=quantization,
         )
-        model = load_stage(folder, request, device=torch.device("cpu")).model
+        device = find_device("cpu")
+        bind(device, num_threads=num_threads)
+        model = load_stage(folder, request, device=device.torch_device).model
+        linear = [m for m in model.modules() if isinstance(m, ColumnLinear | RowLinear)]
         self._layers: list[tuple[Callable[[Tensor], Tensor], int]] = [
-            (module, module.num_inputs)
-            for module in model.modules()
-            if isinstance(module, ColumnLinear | RowLinear)
+            *((layer, layer.num_inputs) for layer in linear),
+            (model.head.compute_logits, spec.hidden_size),
         ]
-        self._layers.append((model.head.compute_logits, spec.hidden_size))
-        self.num_bytes = (
-            sum(
-                module.packed.num_bytes
-                for module in (*model.modules(),)
-                if isinstance(module, ColumnLinear | RowLinear)
-            )
-            + model.head.packed.num_bytes
-        )
+        self.num_bytes = sum(layer.packed.num_bytes for layer in (*linear, model.head))
 
     def milliseconds(self, num_rows: int) -> float:
         """Median time of one pass through all of them."""
