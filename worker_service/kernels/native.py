@@ -127,6 +127,13 @@ def native_kernels() -> NativeKernels | None:
     return kernels
 
 
+def native_kernels_for(x: torch.Tensor) -> NativeKernels | None:
+    """The kernels that compute on such a tensor: dense, on the CPU, of a dtype they know."""
+    if x.is_cpu and (x.dtype is torch.bfloat16 or x.dtype is torch.float32) and x.is_contiguous():
+        return native_kernels()
+    return None
+
+
 def share_torch_threads() -> None:
     """Let kernels work with as many threads as torch does when the calling thread calls it."""
     if kernels := native_kernels():

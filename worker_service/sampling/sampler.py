@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.step import Int32s, Int64s, Logprobs
+from worker_service.kernels.best_tokens import best_tokens
 from worker_service.kernels.sampling_ops import (
     apply_min_p,
     apply_top_k,
     apply_top_p,
     gumbel_noise,
 )
+from worker_service.sampling.logit_check import finite_rows
 from worker_service.sampling.logprobs import compute_logprobs
 from worker_service.sampling.sampling_states import NO_LOGPROBS, SamplingRows
 
@@ -29,37 +31,46 @@ _CPU_ELEMENTS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplerOutput:
-    """Drawn tokens int32 [S] on the host, and log-probabilities when any row asked for them."""
+    """What was drawn, on the host.
 
+    is_finite bool [S]: rows with a logit that is no finite number have no token; token_ids int32,
+    one for each of the others, and their log-probabilities when any row asked for them.
+    """
+
+    is_finite: NDArray[np.bool_]
     token_ids: Int32s
     logprobs: Logprobs | None
 
 
 def sample(logits_SV: Tensor, rows: SamplingRows) -> SamplerOutput:
-    """Draw one token per row from finite float32 logits [S, V]."""
-    tokens_S = _choose(logits_SV, rows)
+    """Draw one token per row from float32 logits [S, V]."""
+    best_S, is_all_finite = best_tokens(logits_SV)
+    is_finite_S = np.ones(len(logits_SV), dtype=np.bool_)
+    if not is_all_finite:
+        is_finite_S = finite_rows(logits_SV)
+        kept_S = torch.from_numpy(is_finite_S).to(logits_SV.device)
+        logits_SV, best_S, rows = logits_SV[kept_S], best_S[kept_S], rows.take(is_finite_S)
+    tokens_S = _choose(logits_SV, rows, best_S)
     num_alternatives = int(rows.num_logprobs.max(initial=NO_LOGPROBS))
     logprobs = (
         None
         if num_alternatives == NO_LOGPROBS
-        else compute_logprobs(logits_SV, tokens_S, num_alternatives=num_alternatives)
+        else compute_logprobs(
+            logits_SV, tokens_S.to(torch.int64), num_alternatives=num_alternatives
+        )
     )
-    return SamplerOutput(token_ids=tokens_S.to(torch.int32).cpu().numpy(), logprobs=logprobs)
+    token_ids = tokens_S.to(torch.int32).cpu().numpy()
+    return SamplerOutput(is_finite=is_finite_S, token_ids=token_ids, logprobs=logprobs)
 
 
-def _choose(logits_SV: Tensor, rows: SamplingRows) -> Tensor:
-    """Tokens int64 [S]: the best one in greedy rows, a drawn one in the others."""
-    is_drawn_S = rows.temperature > 0
-    if not is_drawn_S.any():
-        return logits_SV.argmax(dim=1)
-    tokens_S = torch.empty(len(logits_SV), dtype=torch.int64, device=logits_SV.device)
-    greedy_rows = np.flatnonzero(~is_drawn_S)
-    if len(greedy_rows):
-        index_S = torch.from_numpy(greedy_rows).to(logits_SV.device)
-        tokens_S[index_S] = logits_SV[index_S].argmax(dim=1)
-    for drawn_rows in _chunks(np.flatnonzero(is_drawn_S), logits_SV):
+def _choose(logits_SV: Tensor, rows: SamplingRows, best_S: Tensor) -> Tensor:
+    """Tokens [S]: the best one in greedy rows, a drawn one in the others."""
+    drawn = np.flatnonzero(rows.temperature > 0)
+    tokens_S = best_S
+    for drawn_rows in _chunks(drawn, logits_SV):
         index_R = torch.from_numpy(drawn_rows).to(logits_SV.device)
-        tokens_S[index_R] = _draw(logits_SV[index_R], rows.take(drawn_rows))
+        drawn_R = _draw(logits_SV[index_R], rows.take(drawn_rows))
+        tokens_S[index_R] = drawn_R.to(tokens_S.dtype)
     return tokens_S
 
 
@@ -70,7 +81,7 @@ def _chunks(rows: Int64s, logits_SV: Tensor) -> list[Int64s]:
     """
     at_once = max(1, _CPU_ELEMENTS_AT_ONCE // logits_SV.shape[1])
     if logits_SV.device.type != "cpu":
-        at_once = len(rows)
+        at_once = max(1, len(rows))
     return [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
 
 

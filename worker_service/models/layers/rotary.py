@@ -1,6 +1,6 @@
-"""Rotary position embedding: frequencies, their scalings, and the rotation.
+"""Rotary position embedding: frequencies, their scalings, and the angles of a step.
 
-Legend: T tokens, H heads of any kind, D head size.
+Legend: T tokens, D head size.
 """
 
 import math
@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from worker_service.kernels.rotary import Rotation
 from worker_service.models.model_spec import Llama3Scaling, RopeSpec
 
 
@@ -24,17 +25,11 @@ class RotaryEmbedding(nn.Module):
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
 
-    def forward(self, positions_T: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [T, 1, D] for `rotate`; angles in float32, results in dtype."""
+    def forward(self, positions_T: Tensor, *, dtype: torch.dtype) -> Rotation:
+        """The rotation of tokens at positions; angles in float32, results in dtype."""
         angles = positions_T[:, None, None].float() * self.frequencies
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    """Turn each pair (x[i], x[i + D/2]) by its position's angle; sin_T1D is negative in its first half."""
-    swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x_THD * cos_T1D, swapped_THD, sin_T1D)
+        return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
 def _llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
