@@ -64,8 +64,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """What one committed step adds to a request; `finish_reason` is set on the last delta."""
+    """What one committed step adds to a request; `finish_reason` is set on the last delta.
+
+    num_cached_tokens: prompt tokens of the request that were found in the prefix cache.
+    """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0

@@ -136,7 +136,7 @@ class WorkerActivity:
     """What a worker is doing, told by its event loop; step 0 when it has run none.
 
     waiting_on: the rank whose tensors it waits for or sends to. is_hung: COMPUTE has outlived the
-    step's deadline.
+    step's deadline. num_prefill_tokens: computed for prompts, and again after preemptions, so far.
     """
 
     state: str
@@ -148,6 +148,7 @@ class WorkerActivity:
     waiting_on: Rank | None = None
     kv_id: str = ""
     is_hung: bool = False
+    num_prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,7 @@ class DeviceSession:
             waiting_on=doing.waiting_on,
             kv_id=held.kv_id if held else "",
             is_hung=doing.is_hung(now),
+            num_prefill_tokens=self.board.num_prefill_tokens,
         )
 
     def check_place(self, request: BeginGeneration) -> None:

@@ -53,6 +53,8 @@ class PhaseBoard:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._activity = DeviceActivity(phase=DevicePhase.IDLE, since=clock.monotonic())
+        self.num_prefill_tokens = 0
+        """Tokens computed for prompts, and again after preemptions, of whatever generation."""
 
     @property
     def activity(self) -> DeviceActivity:

@@ -161,6 +161,7 @@ def encode_activity(activity: WorkerActivity) -> pb.WatchStatusResponse:
         waiting_on=None if activity.waiting_on is None else encode_rank(activity.waiting_on),
         kv_id=activity.kv_id,
         is_hung=activity.is_hung,
+        num_prefill_tokens=activity.num_prefill_tokens,
     )
 
 
@@ -177,6 +178,7 @@ def decode_activity(activity: pb.WatchStatusResponse) -> WorkerActivity:
         waiting_on=decode_rank(activity.waiting_on) if activity.HasField("waiting_on") else None,
         kv_id=activity.kv_id,
         is_hung=activity.is_hung,
+        num_prefill_tokens=activity.num_prefill_tokens,
     )
 
 

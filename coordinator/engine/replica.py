@@ -164,6 +164,10 @@ class Replica:
             num_invalid_steps=self._loop.num_invalid_steps,
             num_state_checks=self._loop.state_checks.num_checks,
             num_state_drifts=self._loop.state_checks.num_drifts,
+            num_prompt_tokens=self._scheduler.counters.num_prompt_tokens,
+            num_cached_tokens=self._scheduler.counters.num_cached_tokens,
+            num_generated_tokens=self._scheduler.counters.num_generated_tokens,
+            num_preemptions=self._scheduler.counters.num_preemptions,
         )
 
     async def _release(self) -> None:
@@ -288,5 +292,8 @@ class Replica:
         if activity is None:
             return worker
         return replace(
-            worker, phase=activity.phase.value, seconds_in_phase=activity.seconds_in_phase
+            worker,
+            phase=activity.phase.value,
+            seconds_in_phase=activity.seconds_in_phase,
+            num_prefill_tokens=activity.num_prefill_tokens,
         )

@@ -271,9 +271,10 @@ class Scheduler:
         except CacheFull:
             return False
         sequence.num_computed_tokens = num_computed
-        if sequence.num_cached_tokens is None:
+        if not sequence.was_admitted:
+            sequence.was_admitted = True
             sequence.num_cached_tokens = num_computed
-            self.counters.note_lookup(num_tokens=sequence.num_tokens, num_cached=num_computed)
+            self.counters.note_prompt(num_tokens=sequence.num_tokens, num_cached=num_computed)
         self._waiting.remove(sequence)
         sequence.move(SequenceEvent.ADMIT)
         insert_by_rank(self._running, sequence)
@@ -364,7 +365,11 @@ class Scheduler:
                 continue  # aborted while in flight
             finish_reason = sequence.append(token_id)
             if logprobs is None:
-                delta = TokenDelta(token_ids=(token_id,), finish_reason=finish_reason)
+                delta = TokenDelta(
+                    token_ids=(token_id,),
+                    finish_reason=finish_reason,
+                    num_cached_tokens=sequence.num_cached_tokens,
+                )
             else:
                 delta = token_delta(
                     token_id,
@@ -372,8 +377,10 @@ class Scheduler:
                     logprobs=logprobs,
                     row=row,
                     num_logprobs=sequence.request.sampling.num_logprobs,
+                    num_cached_tokens=sequence.num_cached_tokens,
                 )
             deltas.append((sequence.handle, delta))
             if finish_reason is not None:
                 self._finish(sequence)
+        self.counters.num_generated_tokens += len(deltas)
         return deltas

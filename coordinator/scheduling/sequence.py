@@ -42,7 +42,7 @@ class Sequence:
 
     token_ids: prompt, then committed output. num_computed_tokens counts tokens whose keys and values
     stand in its blocks once the step in flight is done. num_cached_tokens: prompt tokens that were
-    found computed at its first admission, None before. max_len: most tokens, prompt included.
+    found computed at its first admission. max_len: most tokens, prompt included.
     rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: the
     scheduler's count of steps when one computed it last. num_sent_tokens, num_sent_blocks: how much of
     it the workers were told, kept by the planner. end_token_ids: tokens that end the output.
@@ -64,6 +64,7 @@ class Sequence:
         "request",
         "state",
         "token_ids",
+        "was_admitted",
     )
 
     def __init__(
@@ -87,7 +88,8 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_sent_tokens = 0
         self.num_sent_blocks = 0
-        self.num_cached_tokens: int | None = None
+        self.was_admitted = False
+        self.num_cached_tokens = 0
         self.blocks = SequenceBlocks()
         self.cohort = 0
         self.last_step = 0

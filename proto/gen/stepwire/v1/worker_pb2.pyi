@@ -377,7 +377,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class WatchStatusResponse(_message.Message):
-    __slots__ = ("state", "epoch", "generation", "step", "phase", "seconds_in_phase", "waiting_on", "kv_id", "is_hung")
+    __slots__ = ("state", "epoch", "generation", "step", "phase", "seconds_in_phase", "waiting_on", "kv_id", "is_hung", "num_prefill_tokens")
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,7 @@ class WatchStatusResponse(_message.Message):
     WAITING_ON_FIELD_NUMBER: _ClassVar[int]
     KV_ID_FIELD_NUMBER: _ClassVar[int]
     IS_HUNG_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     state: str
     epoch: int
     generation: int
@@ -396,4 +397,5 @@ class WatchStatusResponse(_message.Message):
     waiting_on: Rank
     kv_id: str
     is_hung: bool
-    def __init__(self, state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[DevicePhase, str]] = ..., seconds_in_phase: _Optional[float] = ..., waiting_on: _Optional[_Union[Rank, _Mapping]] = ..., kv_id: _Optional[str] = ..., is_hung: bool = ...) -> None: ...
+    num_prefill_tokens: int
+    def __init__(self, state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[DevicePhase, str]] = ..., seconds_in_phase: _Optional[float] = ..., waiting_on: _Optional[_Union[Rank, _Mapping]] = ..., kv_id: _Optional[str] = ..., is_hung: bool = ..., num_prefill_tokens: _Optional[int] = ...) -> None: ...

@@ -137,23 +137,25 @@ def test_failed_request_leaves_nothing():
     assert output.new_requests[0].num_computed_tokens == 0
 
 
-def test_hit_ratio_counts_prompt_tokens_once_a_request():
-    """20 tokens looked up and none found, then 22 and 20 found; a preemption counts nothing."""
+def test_prompt_tokens_and_hits_are_counted():
+    """20 tokens and none of them found, then 22 and 20 found; each delta says how many."""
     replica = ScriptedReplica(ONE_COHORT)
-    assert replica.scheduler.counters.hit_ratio == 0
     _run_alone(replica, STEM)
-    _run_alone(replica, (*STEM, 1, 2))
+    replica.scheduler.add(request((*STEM, 1, 2), max_tokens=3))
+    replica.plan()
+    ((_, delta),) = replica.commit()
+    assert delta.num_cached_tokens == 20
     counters = replica.scheduler.counters
-    assert (counters.num_looked_up_tokens, counters.num_cached_tokens) == (42, 20)
-    assert counters.hit_ratio == pytest.approx(20 / 42)
+    assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (42, 20)
+    assert counters.num_generated_tokens == 4
 
 
-def test_preempted_request_is_looked_up_once():
-    """A readmission after a preemption does not enter the hit ratio."""
+def test_preempted_request_is_counted_once():
+    """What a readmission after a preemption finds does not count as found in a prompt."""
     replica = ScriptedReplica(ONE_COHORT, num_blocks=6, block_size=4)
     replica.scheduler.add(request((1, 2, 3, 4), max_tokens=12))
     replica.scheduler.add(request((5, 6, 7), max_tokens=8))
     replica.run_until_idle()
     counters = replica.scheduler.counters
     assert counters.num_preemptions == 1
-    assert (counters.num_looked_up_tokens, counters.num_cached_tokens) == (7, 0)
+    assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (7, 0)
