@@ -67,6 +67,64 @@ class NativeKernels(Protocol):
         """Multiply rows by a packed weight; bias 0 is none, y is float32 or bfloat16."""
         ...
 
+    def packed_size_int8(self, num_outputs: int, num_inputs: int, /) -> int:
+        """Bytes of a packed weight of 8-bit integers."""
+        ...
+
+    def pack_int8(self, q_OI: int, packed: int, num_outputs: int, num_inputs: int, /) -> None:
+        """Bring int8 integers, -128 not among them, into the order `linear_int8` reads them in."""
+        ...
+
+    def linear_int8(
+        self,
+        is_x_bf16: bool,  # noqa: FBT001 - the module knows no keywords
+        x_TI: int,
+        packed: int,
+        scale_O: int,
+        bias_O: int,
+        y_TO: int,
+        is_y_float: bool,  # noqa: FBT001
+        num_rows: int,
+        num_inputs: int,
+        num_outputs: int,
+        /,
+    ) -> None:
+        """Multiply rows padded to whole 32 inputs; scale and bias are float32, bias 0 is none."""
+        ...
+
+    def packed_size_int4(self, num_outputs: int, num_inputs: int, /) -> int:
+        """Bytes of a packed weight of 4-bit integers, its scales and centers."""
+        ...
+
+    def pack_int4(
+        self,
+        q_OI: int,
+        scale_OG: int,
+        center_OG: int,
+        packed: int,
+        num_outputs: int,
+        num_inputs: int,
+        /,
+    ) -> None:
+        """Bring integers below 16, a byte each, into the order `linear_int4` reads them in."""
+        ...
+
+    def linear_int4(
+        self,
+        is_x_bf16: bool,  # noqa: FBT001
+        x_TI: int,
+        packed: int,
+        bias_O: int,
+        y_TO: int,
+        is_y_float: bool,  # noqa: FBT001
+        num_rows: int,
+        num_inputs: int,
+        num_outputs: int,
+        /,
+    ) -> None:
+        """Multiply rows padded to whole 32 inputs; bias is float32, 0 is none."""
+        ...
+
     def rms_norm(
         self,
         is_bf16: bool,  # noqa: FBT001

@@ -9,7 +9,7 @@ Isa best_isa() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::kNone;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bf16"))
+      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16"))
     return Isa::kAvx512Bf16;
   return Isa::kAvx2;
 #else

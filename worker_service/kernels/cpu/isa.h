@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #define TARGET_AVX2 __attribute__((target("avx2,fma,f16c,bmi,bmi2")))
 #define TARGET_AVX512 \
-  __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+  __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")))
 #else
 #define STEPWIRE_X86 0
 #endif

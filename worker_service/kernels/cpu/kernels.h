@@ -15,6 +15,22 @@ void pack_bf16(const bf16* w_OI, bf16* packed, int64_t num_outputs, int64_t num_
 void linear_bf16(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void* y_TO,
                  bool is_y_float, int64_t num_rows, int64_t num_inputs, int64_t num_outputs);
 
+// linear_int8.cpp; x is bfloat16 (with AVX-512) or float32, padded with zeros to whole 32 inputs,
+// which num_inputs counts for linear_int8 and linear_int4. Integers are of -127 ... 127.
+int64_t packed_size_int8(int64_t num_outputs, int64_t num_inputs);
+void pack_int8(const int8_t* q_OI, uint8_t* packed, int64_t num_outputs, int64_t num_inputs);
+void linear_int8(bool is_x_bf16, const void* x_TI, const uint8_t* packed, const float* scale_O,
+                 const float* bias_O, void* y_TO, bool is_y_float, int64_t num_rows,
+                 int64_t num_inputs, int64_t num_outputs);
+
+// linear_int4.cpp; integers are of 0 ... 15, G counts groups of 32 inputs.
+int64_t packed_size_int4(int64_t num_outputs, int64_t num_inputs);
+void pack_int4(const uint8_t* q_OI, const bf16* scale_OG, const bf16* center_OG, uint8_t* packed,
+               int64_t num_outputs, int64_t num_inputs);
+void linear_int4(bool is_x_bf16, const void* x_TI, const uint8_t* packed, const float* bias_O,
+                 void* y_TO, bool is_y_float, int64_t num_rows, int64_t num_inputs,
+                 int64_t num_outputs);
+
 // step_kernels.cpp; is_bf16 says what all elements are, else they are float32.
 void rms_norm(bool is_bf16, void* x_TD, const void* residual_TD, const void* weight_D, void* out_TD,
               int64_t num_tokens, int64_t size, float eps);
