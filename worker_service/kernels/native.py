@@ -170,6 +170,21 @@ class NativeKernels(Protocol):
         """Write each row's best token as int32; False when a logit is not finite."""
         ...
 
+    def draw(
+        self,
+        logits_RV: int,
+        temperature_R: int,
+        min_p_R: int,
+        seeds_R: int,
+        positions_R: int,
+        num_rows: int,
+        vocabulary: int,
+        tokens_R: int,
+        /,
+    ) -> None:
+        """Draw each row's token as int32 from float32 logits, with the noise of sampling_ops."""
+        ...
+
 
 @cache
 def native_kernels() -> NativeKernels | None:

@@ -40,5 +40,8 @@ void attend(const AttentionStep* step, const void* qkv_THD, void* keys_KSD, void
             void* out_TND);
 bool greedy(bool is_bf16, const void* logits_SV, int64_t num_rows, int64_t vocabulary,
             int32_t* tokens_S);
+void draw(const float* logits_RV, const float* temperature_R, const float* min_p_R,
+          const int64_t* seeds_R, const int64_t* positions_R, int64_t num_rows, int64_t vocabulary,
+          int32_t* tokens_R);
 
 }  // namespace stepwire

@@ -28,6 +28,7 @@ PyMethodDef methods[] = {
     method<silu_and_multiply>("silu_and_multiply"),
     method<attend>("attend"),
     method<greedy>("greedy"),
+    method<draw>("draw"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -31,5 +31,12 @@ bool greedy(bool is_bf16, const void* logits_SV, int64_t num_rows, int64_t vocab
   return run(is_bf16, logits_SV, num_rows, vocabulary, tokens_S);
 }
 
+void draw(const float* logits_RV, const float* temperature_R, const float* min_p_R,
+          const int64_t* seeds_R, const int64_t* positions_R, int64_t num_rows, int64_t vocabulary,
+          int32_t* tokens_R) {
+  const auto run = isa() == Isa::kAvx512Bf16 ? avx512::draw : avx2::draw;
+  run(logits_RV, temperature_R, min_p_R, seeds_R, positions_R, num_rows, vocabulary, tokens_R);
+}
+
 #endif
 }  // namespace stepwire

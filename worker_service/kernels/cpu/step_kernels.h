@@ -14,8 +14,21 @@
   void attend(const AttentionStep* step, const void* qkv_THD, void* keys_KSD, void* values_KSD, \
               void* out_TND);                                                                  \
   bool greedy(bool is_bf16, const void* logits_SV, int64_t num_rows, int64_t vocabulary,       \
-              int32_t* tokens_S);
+              int32_t* tokens_S);                                                              \
+  void draw(const float* logits_RV, const float* temperature_R, const float* min_p_R,          \
+            const int64_t* seeds_R, const int64_t* positions_R, int64_t num_rows,              \
+            int64_t vocabulary, int32_t* tokens_R);
 
+namespace stepwire {
+
+// A token and its logit, and whether all logits it was chosen from are finite.
+struct Best {
+  float value;
+  int32_t token;
+  bool is_finite;
+};
+
+}  // namespace stepwire
 namespace stepwire::avx2 {
 STEPWIRE_STEP_KERNELS
 }

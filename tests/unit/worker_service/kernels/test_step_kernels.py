@@ -1,4 +1,4 @@
-"""Norms, gates and best tokens: the native kernels against their torch references."""
+"""Norms, gates, best tokens and draws: the native kernels against their torch references."""
 
 import math
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.fakes.native_isa import native_isa
 from worker_service.kernels.best_tokens import best_tokens, best_tokens_reference
+from worker_service.kernels.draw import draw_tokens, draw_tokens_reference
 from worker_service.kernels.gated_activation import silu_and_multiply
 from worker_service.kernels.native import Isa, NativeKernels
 from worker_service.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
@@ -94,6 +95,40 @@ def test_a_broken_logit_is_seen(broken: float, place: int) -> None:
     logits_SV = draw(3, 49153, dtype=torch.float32)
     logits_SV[1, place] = broken
     assert not best_tokens(logits_SV)[1]
+
+
+def columns(num_rows: int, *, temperature: float, min_p: float) -> dict[str, Tensor]:
+    """Sampling columns of rows that differ in seed and position; seeds use all 64 bits."""
+    rows = torch.arange(num_rows)
+    return {
+        "temperature_R": torch.full((num_rows,), temperature),
+        "min_p_R": torch.full((num_rows,), min_p),
+        "seeds_R": rows * 0x123456789ABCDEF - (1 << 62),
+        "positions_R": 7 * rows + 3,
+    }
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.05])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("vocabulary", [5, 1000, 20001])
+def test_draws_are_those_of_the_reference(
+    vocabulary: int, temperature: float, min_p: float
+) -> None:
+    """Two hundred rows draw the reference's tokens, and not always the best one."""
+    logits_RV = 3 * draw(200, vocabulary, dtype=torch.float32)
+    logits_RV[0, 1:] = -math.inf
+    chosen = columns(200, temperature=temperature, min_p=min_p)
+    tokens_R = draw_tokens(logits_RV, **chosen)
+    assert tokens_R.tolist() == draw_tokens_reference(logits_RV, **chosen).tolist()
+    assert tokens_R[0] == 0
+    assert (tokens_R != logits_RV.argmax(dim=1)).sum() > 5
+
+
+def test_a_tiny_temperature_draws_the_best() -> None:
+    """The smallest temperature there is overflows nothing and leaves no choice."""
+    logits_RV = draw(4, 300, dtype=torch.float32)
+    tokens_R = draw_tokens(logits_RV, **columns(4, temperature=1e-45, min_p=0.0))
+    assert tokens_R.tolist() == logits_RV.argmax(dim=1).tolist()
 
 
 def test_values_that_are_no_numbers_stay_visible() -> None:
