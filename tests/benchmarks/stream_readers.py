@@ -12,6 +12,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import grpc
 import numpy as np
@@ -59,8 +60,7 @@ class SseReader(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask."""
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self._request)
+        cast("asyncio.Transport", transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         """Note the tokens of whole events."""

@@ -5,11 +5,13 @@ and readers are processes of their own, but share the machine's cores with the c
 Run as `python -m tests.benchmarks.streams_256` from the repository's root.
 """
 
+import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,12 @@ import psutil
 from common.config_loader import child_environment
 from tests.benchmarks.report import Row, report
 from tests.benchmarks.stream_readers import Arrivals
-from tests.fakes.running_coordinator import ROOT, RunningCoordinator, running_coordinator
+from tests.fakes.running_coordinator import (
+    ROOT,
+    RUN,
+    RunningCoordinator,
+    running_coordinator,
+)
 from tests.fakes.stamping_worker import seconds_since, write_stamping_model
 from tests.fakes.worker_process import WorkerProcess
 
@@ -39,58 +46,65 @@ def main() -> None:
 
 def measure(protocol: str, *, step_seconds: float) -> Row:
     """Read all streams once."""
+    with streaming_coordinator(step_seconds=step_seconds) as streaming:
+        watched = {
+            "coordinator": psutil.Process(streaming.running.process.pid),
+            "worker": psutil.Process(streaming.worker.process.pid),
+        }
+        spent_before = {name: _cpu_seconds(process) for name, process in watched.items()}
+        arrivals, reading_seconds = streaming.read(protocol)
+        spent = {
+            name: _cpu_seconds(process) - spent_before[name] for name, process in watched.items()
+        }
+    spent["readers"] = reading_seconds
+    return _row(arrivals, spent, protocol=protocol, step_seconds=step_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """A coordinator, its worker, and a folder to leave files in."""
+
+    running: RunningCoordinator
+    worker: WorkerProcess
+    folder: Path
+
+    def read(self, protocol: str) -> tuple[dict[str, "np.ndarray"], float]:
+        """Read all streams in a process of its own: what arrived, and its CPU seconds."""
+        address = self.running.http_url.removeprefix("http://")
+        if protocol == "grpc":
+            address = self.running.grpc_address
+        file = self.folder / "arrivals.npz"
+        module = "tests.benchmarks.stream_readers"
+        asked = (protocol, address, str(NUM_STREAMS), str(NUM_TOKENS), str(file))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", module, *asked], cwd=ROOT, env=child_environment(), check=True
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return Arrivals.read(file), spent
+
+
+@contextmanager
+def streaming_coordinator(
+    *, step_seconds: float, run: Sequence[str] = ("-c", RUN)
+) -> Iterator[Streaming]:
+    """A coordinator that runs as `run` says, on one worker whose steps take so long."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_stamping_model(folder)
         worker = WorkerProcess(str(step_seconds), module="tests.fakes.stamping_worker")
         stack.callback(worker.kill)
         worker.wait_until_ready()
-        running = stack.enter_context(
-            running_coordinator(
-                {
-                    "model": str(folder),
-                    "executor": "remote",
-                    "workers": worker.address,
-                    "max_num_seqs": NUM_STREAMS,
-                    "kv_cache_bytes": 1 << 26,
-                }
-            )
-        )
-        watched = {
-            "coordinator": psutil.Process(running.process.pid),
-            "worker": psutil.Process(worker.process.pid),
+        flags = {
+            "model": str(folder),
+            "executor": "remote",
+            "workers": worker.address,
+            "max_num_seqs": NUM_STREAMS,
+            "kv_cache_bytes": 1 << 26,
         }
-        spent_before = {name: _cpu_seconds(process) for name, process in watched.items()}
-        arrivals, spent = _read_streams(running, protocol, folder / "arrivals.npz")
-        for name, process in watched.items():
-            spent[name] = _cpu_seconds(process) - spent_before[name]
-    return _row(arrivals, spent, protocol=protocol, step_seconds=step_seconds)
-
-
-def _read_streams(
-    running: RunningCoordinator, protocol: str, file: Path
-) -> tuple[dict[str, "np.ndarray"], dict[str, float]]:
-    """What arrived, and the CPU seconds of the process that read it."""
-    address = running.http_url.removeprefix("http://")
-    if protocol == "grpc":
-        address = running.grpc_address
-    command: Sequence[str] = (
-        sys.executable,
-        "-m",
-        "tests.benchmarks.stream_readers",
-        *(protocol, address, str(NUM_STREAMS), str(NUM_TOKENS), str(file)),
-    )
-    with psutil.Popen(command, cwd=ROOT, env=child_environment()) as reading:
-        times = reading.cpu_times()
-        while reading.is_running() and reading.status() != psutil.STATUS_ZOMBIE:
-            times = reading.cpu_times()
-            try:
-                reading.wait(timeout=0.1)
-            except psutil.TimeoutExpired:
-                continue
-        if reading.wait() != 0:
-            raise subprocess.CalledProcessError(reading.returncode, command)
-    return Arrivals.read(file), {"readers": times.user + times.system}
+        running = stack.enter_context(running_coordinator(flags, run=run))
+        yield Streaming(running=running, worker=worker, folder=folder)
 
 
 def _row(
