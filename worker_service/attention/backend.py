@@ -6,6 +6,7 @@ D head size.
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from worker_service.attention.kv_cache import KVCache
@@ -38,6 +39,22 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def native_step(
+        self,
+        plan: Any,
+        *,
+        num_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        rotation: Rotation | None,
+        num_slots: int,
+    ) -> Tensor | None:
+        """The step as native kernels read it, an AttentionStep; None from other backends.
+
+        num_heads counts H.
+        """
+        ...
+
 
 class Attend:
     """Attention of one step, as a function of a layer's projections."""
@@ -60,3 +77,22 @@ class Attend:
             keys_KSD=keys_KSD,
             values_KSD=values_KSD,
         )
+
+    def native_step(
+        self, *, num_heads: int, head_size: int, dtype: torch.dtype, rotation: Rotation | None
+    ) -> Tensor | None:
+        """The step as native kernels read it, where the backend is native; num_heads counts H."""
+        keys_KSD, _ = self._kv_cache.slots(0)
+        return self._backend.native_step(
+            self._plan,
+            num_heads=num_heads,
+            head_size=head_size,
+            dtype=dtype,
+            rotation=rotation,
+            num_slots=keys_KSD.shape[1],
+        )
+
+    @property
+    def addresses(self) -> Tensor:
+        """Where each layer's cached keys and values begin; int64."""
+        return self._kv_cache.addresses

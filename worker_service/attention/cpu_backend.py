@@ -54,10 +54,14 @@ class CpuBackend:
     ) -> Tensor:
         """Rotate queries and keys, store keys and values, attend; dense [T, N, D]."""
         num_tokens, num_all_heads, head_size = qkv_THD.shape
-        fields = plan.fields
-        if fields is None or plan.rotation is not rotation:
-            fields = plan.fields = _fields(plan, qkv_THD, rotation, num_slots=keys_KSD.shape[1])
-            plan.rotation = rotation
+        fields = self.native_step(
+            plan,
+            num_heads=num_all_heads,
+            head_size=head_size,
+            dtype=qkv_THD.dtype,
+            rotation=rotation,
+            num_slots=keys_KSD.shape[1],
+        )
         out_TND = torch.empty(
             (num_tokens, num_all_heads - 2 * plan.num_kv_heads, head_size), dtype=qkv_THD.dtype
         )
@@ -69,6 +73,41 @@ class CpuBackend:
             out_TND.data_ptr(),
         )
         return out_TND
+
+    def native_step(
+        self,
+        plan: CpuPlan,
+        *,
+        num_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        rotation: Rotation | None,
+        num_slots: int,
+    ) -> Tensor:
+        """The AttentionStep of cpu/attention_step.h, made for the first layer of a step."""
+        if plan.fields is None or plan.rotation is not rotation:
+            metadata = plan.metadata
+            plan.rotation = rotation
+            plan.fields = torch.tensor(
+                (
+                    dtype is torch.bfloat16,
+                    len(metadata.query_lens_host),
+                    num_heads - 2 * plan.num_kv_heads,
+                    plan.num_kv_heads,
+                    head_size,
+                    num_slots,
+                    metadata.block_size,
+                    metadata.block_table.shape[1],
+                    metadata.query_offsets.data_ptr(),
+                    metadata.seq_lens.data_ptr(),
+                    metadata.block_table.data_ptr(),
+                    metadata.slot_mapping.data_ptr(),
+                    0 if rotation is None else rotation.cos_T1D.data_ptr(),
+                    0 if rotation is None else rotation.sin_T1D.data_ptr(),
+                ),
+                dtype=torch.int64,
+            )
+        return plan.fields
 
 
 def make_cpu_backend(
@@ -87,28 +126,3 @@ def make_cpu_backend(
             f"attention backend cpu needs a head size that {_LANES} divides, not {head_size}"
         )
     return CpuBackend(kernels)
-
-
-def _fields(plan: CpuPlan, qkv_THD: Tensor, rotation: Rotation | None, *, num_slots: int) -> Tensor:
-    """The AttentionStep of cpu/attention_step.h, field by field."""
-    metadata = plan.metadata
-    _, num_all_heads, head_size = qkv_THD.shape
-    return torch.tensor(
-        (
-            qkv_THD.dtype is torch.bfloat16,
-            len(metadata.query_lens_host),
-            num_all_heads - 2 * plan.num_kv_heads,
-            plan.num_kv_heads,
-            head_size,
-            num_slots,
-            metadata.block_size,
-            metadata.block_table.shape[1],
-            metadata.query_offsets.data_ptr(),
-            metadata.seq_lens.data_ptr(),
-            metadata.block_table.data_ptr(),
-            metadata.slot_mapping.data_ptr(),
-            0 if rotation is None else rotation.cos_T1D.data_ptr(),
-            0 if rotation is None else rotation.sin_T1D.data_ptr(),
-        ),
-        dtype=torch.int64,
-    )

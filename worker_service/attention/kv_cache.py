@@ -23,6 +23,8 @@ class KVCache:
     def __init__(self, layers: tuple[tuple[Tensor, Tensor], ...]) -> None:
         """Layers as (keys_KSD, values_KSD) pairs."""
         self._layers = layers
+        addresses = [tensor.data_ptr() for pair in layers for tensor in pair]
+        self._addresses = torch.tensor(addresses, dtype=torch.int64)
 
     @classmethod
     def allocate(
@@ -54,6 +56,11 @@ class KVCache:
     def num_bytes(self) -> int:
         """Bytes reserved."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._layers)
+
+    @property
+    def addresses(self) -> Tensor:
+        """Where each layer's keys and values begin; int64, on the host."""
+        return self._addresses
 
     def slots(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the stage's layer `layer` (from 0) as the backends read them, [K, S, D]."""

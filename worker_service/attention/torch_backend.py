@@ -63,6 +63,18 @@ class TorchBackend:
             out_TND[tokens] = out_NLD.transpose(0, 1)
         return out_TND
 
+    def native_step(
+        self,
+        plan: TorchPlan,
+        *,
+        num_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        rotation: Rotation | None,
+        num_slots: int,
+    ) -> None:
+        """Native kernels have no part in this."""
+
     def _attend_decodes(
         self, decodes: Decodes, q_RND: Tensor, keys_KSD: Tensor, values_KSD: Tensor
     ) -> Tensor:

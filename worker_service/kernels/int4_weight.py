@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker_service.kernels.decoder_layers import NativeLinear, WeightKind
 from worker_service.kernels.native import NativeKernels
 from worker_service.kernels.quantized_rows import NativeProduct
 from worker_service.kernels.weight_memory import WeightMemory
@@ -82,6 +83,9 @@ class PlainInt4Weight:
         self._pairs = q_OI[:, ::2] | q_OI[:, 1::2] << 4
         self._scale_OG, self._center_OG = numbers.scale_OG, numbers.center_OG
 
+    def native(self, bias_O: Tensor | None) -> None:
+        """Torch has no part in native layers."""
+
     @property
     def num_bytes(self) -> int:
         """Bytes it takes."""
@@ -121,6 +125,15 @@ class NativeInt4Weight(NativeProduct):
     def num_bytes(self) -> int:
         """Bytes it takes."""
         return self._packed.nbytes
+
+    def _describe(self, bias_O: Tensor | None) -> NativeLinear:
+        return NativeLinear(
+            kind=WeightKind.INT4,
+            packed=self._packed,
+            num_inputs=self.num_inputs,
+            num_outputs=self.num_outputs,
+            bias_O=bias_O,
+        )
 
     def _run(self, x_TI: Tensor, bias_O: Tensor | None, y_TO: Tensor) -> None:
         self.kernels.linear_int4(

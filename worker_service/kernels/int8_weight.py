@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker_service.kernels.decoder_layers import NativeLinear, WeightKind
 from worker_service.kernels.native import NativeKernels
 from worker_service.kernels.quantized_rows import NativeProduct
 from worker_service.kernels.weight_memory import WeightMemory
@@ -48,6 +49,9 @@ class PlainInt8Weight:
     def __init__(self, numbers: Int8Numbers) -> None:
         self._numbers = numbers
 
+    def native(self, bias_O: Tensor | None) -> None:
+        """Torch has no part in native layers."""
+
     @property
     def num_bytes(self) -> int:
         """Bytes it takes."""
@@ -76,6 +80,16 @@ class NativeInt8Weight(NativeProduct):
     def num_bytes(self) -> int:
         """Bytes it takes."""
         return self._packed.nbytes + self._scale_O.nbytes
+
+    def _describe(self, bias_O: Tensor | None) -> NativeLinear:
+        return NativeLinear(
+            kind=WeightKind.INT8,
+            packed=self._packed,
+            scale_O=self._scale_O,
+            num_inputs=self.num_inputs,
+            num_outputs=self.num_outputs,
+            bias_O=bias_O,
+        )
 
     def _run(self, x_TI: Tensor, bias_O: Tensor | None, y_TO: Tensor) -> None:
         self.kernels.linear_int8(

@@ -185,6 +185,23 @@ class NativeKernels(Protocol):
         """Draw each row's token as int32 from float32 logits, with the noise of sampling_ops."""
         ...
 
+    def run_decoder_layers(
+        self,
+        layers: int,
+        num_layers: int,
+        step: int,
+        keys_and_values: int,
+        hidden_TD: int,
+        added_TD: int,
+        residual_TD: int,
+        room: int,
+        num_tokens: int,
+        eps: float,
+        /,
+    ) -> None:
+        """Run layers of bfloat16; layers is the address of DecoderLayer structs."""
+        ...
+
 
 @cache
 def native_kernels() -> NativeKernels | None:

@@ -4,6 +4,7 @@
 
 `PlainWeight` is the reference, on any device. `Bf16Weight` is bfloat16 in the order of
 `cpu/linear_bf16.cpp`, which sums in float32 and reads each weight from memory once for all rows.
+Integers are in `int8_weight.py` and `int4_weight.py`.
 
 Legend: T rows, I inputs, O outputs.
 """
@@ -15,12 +16,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from common.config import NO_QUANTIZATION, QUANTIZATIONS
+from worker_service.kernels.decoder_layers import NativeLinear, WeightKind
+from worker_service.kernels.int4_weight import (
+    Int4Numbers,
+    NativeInt4Weight,
+    PlainInt4Weight,
+    quantize_int4,
+)
+from worker_service.kernels.int8_weight import (
+    Int8Numbers,
+    NativeInt8Weight,
+    PlainInt8Weight,
+    quantize_int8,
+)
 from worker_service.kernels.native import NativeKernels, native_kernels
 from worker_service.kernels.weight_memory import WeightMemory
 
 
 class PackedWeight(Protocol):
     """A weight that can do nothing but multiply."""
+
+    def native(self, bias_O: Tensor | None) -> NativeLinear | None:
+        """The weight and a bias as native layers take them, bfloat16 in and out; None if they cannot."""
+        ...
 
     @property
     def num_bytes(self) -> int:
@@ -43,6 +62,9 @@ class PlainWeight:
 
     def __init__(self, weight_OI: Tensor) -> None:
         self._weight_OI = weight_OI
+
+    def native(self, bias_O: Tensor | None) -> None:
+        """Torch has no part in native layers."""
 
     @property
     def num_bytes(self) -> int:
@@ -67,6 +89,16 @@ class Bf16Weight:
         plain = weight_OI.contiguous()
         kernels.pack_bf16(
             plain.data_ptr(), self._packed.data_ptr(), self._num_outputs, self._num_inputs
+        )
+
+    def native(self, bias_O: Tensor | None) -> NativeLinear:
+        """The weight and a bias as native layers take them."""
+        return NativeLinear(
+            kind=WeightKind.BF16,
+            packed=self._packed,
+            num_inputs=self._num_inputs,
+            num_outputs=self._num_outputs,
+            bias_O=bias_O,
         )
 
     @property
@@ -95,10 +127,37 @@ class Bf16Weight:
         return y_TO
 
 
-def select_packer(*, dtype: torch.dtype, device: torch.device) -> WeightPacker | None:
+def quantizations(device: torch.device) -> tuple[str, ...]:
+    """The forms of quantized weights a device can hold."""
+    return QUANTIZATIONS[1:] if device.type == "cpu" else ()
+
+
+def select_packer(
+    *, dtype: torch.dtype, device: torch.device, quantization: str = NO_QUANTIZATION
+) -> WeightPacker | None:
     """Choose how layers that compute in dtype on device hold their weights; None is as loaded."""
-    kernels = native_kernels() if device.type == "cpu" and dtype == torch.bfloat16 else None
-    if kernels is None:
-        return None
+    kernels = native_kernels() if device.type == "cpu" else None
     memory = WeightMemory()
+    if quantization == "int8":
+        return lambda weight_OI: _int8_weight(quantize_int8(weight_OI), kernels, memory)
+    if quantization == "int4":
+        return lambda weight_OI: _int4_weight(quantize_int4(weight_OI), kernels, memory)
+    if kernels is None or dtype != torch.bfloat16:
+        return None
     return lambda weight_OI: Bf16Weight(weight_OI, kernels, memory)
+
+
+def _int8_weight(
+    numbers: Int8Numbers, kernels: NativeKernels | None, memory: WeightMemory
+) -> PackedWeight:
+    if kernels is None:
+        return PlainInt8Weight(numbers)
+    return NativeInt8Weight(numbers, kernels, memory)
+
+
+def _int4_weight(
+    numbers: Int4Numbers, kernels: NativeKernels | None, memory: WeightMemory
+) -> PackedWeight:
+    if kernels is None:
+        return PlainInt4Weight(numbers)
+    return NativeInt4Weight(numbers, kernels, memory)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker_service.kernels.decoder_layers import NativeLinear
 from worker_service.kernels.native import Isa, NativeKernels
 
 _INPUTS_AT_ONCE = 32
@@ -39,6 +40,16 @@ class NativeProduct(ABC):
         )
         self._run(rows_TI.contiguous(), None if bias_O is None else bias_O.float(), y_TO)
         return y_TO.to(dtype)
+
+    def native(self, bias_O: Tensor | None) -> NativeLinear | None:
+        """The weight and a bias as native layers take them, where rows need no change for it."""
+        if self._num_missing or self.kernels.isa() != Isa.AVX512_BF16:
+            return None
+        return self._describe(None if bias_O is None else bias_O.float())
+
+    @abstractmethod
+    def _describe(self, bias_O: Tensor | None) -> NativeLinear:
+        """The weight and a float32 bias."""
 
     @abstractmethod
     def _run(self, x_TI: Tensor, bias_O: Tensor | None, y_TO: Tensor) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from worker_service.attention.backend import Attend
+from worker_service.kernels.decoder_layers import NativeLayers
 from worker_service.kernels.rotary import Rotation
 from worker_service.models.layers.attention import SelfAttention
 from worker_service.models.layers.embedding import VocabularyTable
@@ -80,12 +81,14 @@ class DecoderModel(nn.Module):
         self.spec = spec
         self.stage = stage
         ranks = stage.ranks
+        self._num_heads = len(ranks.span(spec.num_heads)) + 2 * len(ranks.span(spec.num_kv_heads))
 
         def table() -> VocabularyTable:
             return VocabularyTable(
                 spec.vocab_size, spec.hidden_size, ranks=ranks, dtype=dtype, device=device
             )
 
+        self.native_layers: NativeLayers | None = None
         self.rotary = RotaryEmbedding(spec.head_size, rope=spec.rope, device=device)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, ranks=ranks, dtype=dtype, device=device) for _ in stage.layers
@@ -104,6 +107,17 @@ class DecoderModel(nn.Module):
     def forward(self, hidden_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Run the stage's layers on tokens at the given positions; the input is left alone; [T, D]."""
         rotation = self.rotary(positions_T, dtype=hidden_TD.dtype)
+        if self.native_layers is not None:
+            step = attend.native_step(
+                num_heads=self._num_heads,
+                head_size=self.spec.head_size,
+                dtype=hidden_TD.dtype,
+                rotation=rotation,
+            )
+            if step is not None:
+                return self.native_layers.run(
+                    hidden_TD, step=step, keys_and_values=attend.addresses
+                )
         added_TD: Tensor = hidden_TD
         residual_TD: Tensor | None = None
         for index, layer in enumerate(self.layers):

@@ -10,6 +10,7 @@ from worker_service.kernels.packed_weight import WeightPacker
 from worker_service.models.decoder import DecoderModel, StageSlice
 from worker_service.models.layers.linear import ColumnLinear, RowLinear
 from worker_service.models.model_spec import ModelSpec
+from worker_service.models.native_layers import native_layers
 from worker_service.models.registry import load_architecture
 from worker_service.parallel.groups import Ranks
 from worker_service.weights.loader import load_weights
@@ -75,5 +76,6 @@ def pack_weights(loaded: LoadedModel, packer: WeightPacker) -> LoadedModel:
         is_looked_up = model.stage.is_first and model.head is model.embedding
         model.head.pack(packer, is_looked_up=is_looked_up)
         num_bytes += model.head.packed.num_bytes
+    model.native_layers = native_layers(model)
     num_bytes += sum(parameter.nbytes for parameter in model.parameters())
     return replace(loaded, parameter_bytes=num_bytes)

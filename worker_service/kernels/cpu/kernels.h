@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention_step.h"
+#include "decoder_layers.h"
 
 namespace stepwire {
 
@@ -43,5 +44,12 @@ bool greedy(bool is_bf16, const void* logits_SV, int64_t num_rows, int64_t vocab
 void draw(const float* logits_RV, const float* temperature_R, const float* min_p_R,
           const int64_t* seeds_R, const int64_t* positions_R, int64_t num_rows, int64_t vocabulary,
           int32_t* tokens_R);
+
+// decoder_layers.cpp; keys and values are pairs, one a layer. hidden is left alone, and the layers'
+// result is added + residual. There is room for T rows of the model size and the widest two of
+// qkv + attended and gate_up + gated.
+void run_decoder_layers(const DecoderLayer* layers, int64_t num_layers, const AttentionStep* step,
+                        void* const* keys_and_values, void* hidden_TD, void* added_TD,
+                        void* residual_TD, bf16* room, int64_t num_tokens, float eps);
 
 }  // namespace stepwire

@@ -29,6 +29,7 @@ PyMethodDef methods[] = {
     method<attend>("attend"),
     method<greedy>("greedy"),
     method<draw>("draw"),
+    method<run_decoder_layers>("run_decoder_layers"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -6,6 +6,7 @@ Legend: T tokens, I inputs, O outputs, of this rank.
 import torch
 from torch import Tensor, nn
 
+from worker_service.kernels.decoder_layers import NativeLinear
 from worker_service.kernels.packed_weight import PackedWeight, PlainWeight, WeightPacker
 from worker_service.parallel.collectives import all_reduce
 from worker_service.parallel.groups import Ranks
@@ -28,6 +29,10 @@ class _Linear(nn.Module):
         self.weight = _parameter((num_outputs, num_inputs), dtype=dtype, device=device)
         self.bias = _parameter((num_outputs,), dtype=dtype, device=device) if has_bias else None
         self.packed: PackedWeight = PlainWeight(self.weight)
+
+    def native(self) -> NativeLinear | None:
+        """The layer as native layers take it, bfloat16 in and out; None if they cannot."""
+        return self.packed.native(self.bias)
 
     def pack(self, packer: WeightPacker) -> None:
         """Hold the loaded weight in another form instead."""

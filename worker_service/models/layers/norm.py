@@ -17,12 +17,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(size, dtype=dtype, device=device), requires_grad=False
         )
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Normalise each row."""
-        return rms_norm(x_TD, self.weight, eps=self._eps)
+        return rms_norm(x_TD, self.weight, eps=self.eps)
 
     def add(self, x_TD: Tensor, residual_TD: Tensor) -> Tensor:
         """Add the residual to x in place and normalise each row of the sum."""
-        return add_rms_norm(x_TD, residual_TD, self.weight, eps=self._eps)
+        return add_rms_norm(x_TD, residual_TD, self.weight, eps=self.eps)
