@@ -77,10 +77,15 @@ def vllm_server(folder: Path) -> Iterator[str]:
         *("serve", str(folder), "--dtype", "bfloat16", "--served-model-name", MODEL_NAME),
         *("--max-model-len", str(MAX_MODEL_LEN), "--port", str(port), "--host", "127.0.0.1"),
     ]
+    num_threads = os.cpu_count() or 1
     environment = child_environment() | {
         "PATH": f"{venv / 'bin'}:{os.defpath}",
         "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
-        "OMP_NUM_THREADS": str(os.cpu_count()),
+        "OMP_NUM_THREADS": str(num_threads),
+        # By default it computes on all cores but one, whatever OMP_NUM_THREADS says; and its
+        # documentation wants Intel's OpenMP, which its requirements bring.
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
+        "LD_PRELOAD": str(venv / "lib" / "libiomp5.so"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
