@@ -10,14 +10,20 @@ from pathlib import Path
 
 QUESTIONS = (
     "scheduler_cost",
-    "pipeline_overlap",
-    "wire_cost",
-    "steps_in_flight",
-    "health_latency",
+    "prefix_cache",
     "decode_step",
     "block_count",
+    "quantization_speed",
+    "wire_cost",
+    "pipeline_overlap",
+    "stage_overlap",
+    "steps_in_flight",
+    "streams_256",
+    "event_loop_lag",
+    "health_latency",
+    "start_time",
 )
-"""Those that need minutes or a peer are run by name: vllm_cpu, llama_cpp."""
+"""All but those that need many minutes or a peer, which are run by name: perplexity, vllm_cpu, llama_cpp."""
 
 
 def main() -> int:
