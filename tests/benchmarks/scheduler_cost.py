@@ -17,8 +17,8 @@ from coordinator.scheduling.scheduler import Scheduler
 from tests.benchmarks.report import Row, report
 from tests.fakes.scripted_replica import handles_of, request
 
-NUM_RUNNING = (1, 32, 256, 512, 1024, 2048)
-NUM_STEPS = 200
+NUM_RUNNING = (1, 32, *range(256, 2049, 256))
+NUM_STEPS = 100
 PROMPT_TOKENS = 128
 BLOCK_SIZE = 16
 
