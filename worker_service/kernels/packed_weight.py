@@ -132,6 +132,14 @@ def quantizations(device: torch.device) -> tuple[str, ...]:
     return QUANTIZATIONS[1:] if device.type == "cpu" else ()
 
 
+def head_quantization(quantization: str) -> str:
+    """The form of the head beside layers of a form.
+
+    4 bits cost a head more than all layers together (`tests/benchmarks/perplexity.py`).
+    """
+    return "int8" if quantization == "int4" else quantization
+
+
 def select_packer(
     *, dtype: torch.dtype, device: torch.device, quantization: str = NO_QUANTIZATION
 ) -> WeightPacker | None:

@@ -62,10 +62,12 @@ def load_model(
     )
 
 
-def pack_weights(loaded: LoadedModel, packer: WeightPacker) -> LoadedModel:
+def pack_weights(
+    loaded: LoadedModel, packer: WeightPacker, *, head: WeightPacker | None = None
+) -> LoadedModel:
     """Bring what is multiplied into the packer's form, layer by layer; the plain weights go.
 
-    A tied table stays for looking tokens up, beside its packed head.
+    head: another form for the head. A tied table stays for looking tokens up, beside its packed head.
     """
     model = loaded.model
     packed = [module for module in model.modules() if isinstance(module, ColumnLinear | RowLinear)]
@@ -74,7 +76,7 @@ def pack_weights(loaded: LoadedModel, packer: WeightPacker) -> LoadedModel:
     num_bytes = sum(linear.packed.num_bytes for linear in packed)
     if model.stage.is_last:
         is_looked_up = model.stage.is_first and model.head is model.embedding
-        model.head.pack(packer, is_looked_up=is_looked_up)
+        model.head.pack(head or packer, is_looked_up=is_looked_up)
         num_bytes += model.head.packed.num_bytes
     model.native_layers = native_layers(model)
     num_bytes += sum(parameter.nbytes for parameter in model.parameters())

@@ -9,7 +9,7 @@ from common.config import NO_QUANTIZATION
 from common.errors import InvalidRequest, ModelError
 from common.worker_api import KVCacheSpec, LoadModel
 from worker_service.kernels.native import share_torch_threads
-from worker_service.kernels.packed_weight import quantizations, select_packer
+from worker_service.kernels.packed_weight import head_quantization, quantizations, select_packer
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.loading import LoadedModel, load_model, pack_weights
 from worker_service.models.model_spec import ModelSpec, read_model_spec
@@ -66,10 +66,13 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
     )
     if device.type == "cpu":
         share_torch_threads()
-    packer = select_packer(dtype=dtype, device=device, quantization=request.quantization)
+    packer, head = (
+        select_packer(dtype=dtype, device=device, quantization=form)
+        for form in (request.quantization, head_quantization(request.quantization))
+    )
     return LoadedStage(
         spec=spec,
-        loaded=loaded if packer is None else pack_weights(loaded, packer),
+        loaded=loaded if packer is None else pack_weights(loaded, packer, head=head),
         dtype=dtype,
         kv_cache_spec=full_attention_spec(
             num_layers=request.end_layer - request.first_layer,
