@@ -57,11 +57,15 @@ class Pool {
       for (int64_t i = 0; i < num_tasks; ++i) task(context, i);
       return;
     }
-    task_.store(task, std::memory_order_relaxed);
-    context_.store(context, std::memory_order_relaxed);
-    num_tasks_.store(num_tasks, std::memory_order_relaxed);
-    num_unfinished_.store(num_tasks, std::memory_order_relaxed);
-    const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    // Closed while the job is written: a thread still looking at the last one, which has no task
+    // left by its own count, would find one by the count of this.
+    const uint64_t closed = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    ticket_.store(closed << 32 | kMostTasks);
+    task_.store(task, std::memory_order_release);
+    context_.store(context, std::memory_order_release);
+    num_tasks_.store(num_tasks, std::memory_order_release);
+    num_unfinished_.store(num_tasks, std::memory_order_release);
+    const uint64_t job = closed + 1;
     ticket_.store(job << 32);
     if (num_sleeping_.load() > 0) {
       std::lock_guard<std::mutex> lock(sleep_);
@@ -74,13 +78,14 @@ class Pool {
 
  private:
   // Takes tasks of the job until none is left. The ticket holds the job above and the next task
-  // below: what was read of a job is right if the ticket has not changed when the task is taken.
+  // below: what was read of a job is right if the ticket has not changed when the task is taken,
+  // since the ticket changes before anything else of a job does.
   void work_on(uint64_t job) {
     uint64_t ticket = ticket_.load();
     while (ticket >> 32 == job) {
-      const Task task = task_.load(std::memory_order_relaxed);
-      void* const context = context_.load(std::memory_order_relaxed);
-      const int64_t num_tasks = num_tasks_.load(std::memory_order_relaxed);
+      const Task task = task_.load(std::memory_order_acquire);
+      void* const context = context_.load(std::memory_order_acquire);
+      const int64_t num_tasks = num_tasks_.load(std::memory_order_acquire);
       const int64_t index = static_cast<int64_t>(ticket & 0xffffffff);
       if (index >= num_tasks) return;
       if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
