@@ -20,6 +20,7 @@ from coordinator.executors.launch import worker_fleet
 from coordinator.scheduling.scheduler import Scheduler
 from tests.benchmarks.load import VOCAB_SIZE
 from tests.fakes.scripted_replica import request
+from tests.fakes.step_answer import step_answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Lockstep:
 
     async def run(self, output: SchedulerOutput) -> float:
         """Execute and commit a planned step; milliseconds of its computing."""
-        result = await self._executor.sample_tokens(self._executor.execute_model(output))
+        result = await step_answer(self._executor, output)
         self._scheduler.update_from_output(output, result)
         return compute_seconds(result.timings) * 1e3
 
