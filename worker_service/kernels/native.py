@@ -44,6 +44,10 @@ class NativeKernels(Protocol):
         """Share work among so many threads from now on."""
         ...
 
+    def count_wrong_jobs(self, num_jobs: int, /) -> int:
+        """Try the threads on jobs back to back, for tests: how many did not run each task once."""
+        ...
+
     def packed_size_bf16(self, num_outputs: int, num_inputs: int, /) -> int:
         """Elements of a packed weight."""
         ...

@@ -15,6 +15,7 @@ PyMethodDef methods[] = {
     method<set_isa>("use_isa"),
     method<num_threads>("num_threads"),
     method<set_num_threads>("set_num_threads"),
+    method<count_wrong_jobs>("count_wrong_jobs"),
     method<packed_size_bf16>("packed_size_bf16"),
     method<pack_bf16>("pack_bf16"),
     method<linear_bf16>("linear_bf16"),

@@ -140,4 +140,20 @@ void run_tasks(int64_t num_tasks, Task task, void* context) {
   pool().run(num_tasks, task, context);
 }
 
+int64_t count_wrong_jobs(int64_t num_jobs) {
+  constexpr int64_t kMostTasksOfJob = 32;
+  std::atomic<int> num_runs[kMostTasksOfJob];
+  int64_t num_wrong = 0;
+  for (int64_t job = 0; job < num_jobs; ++job) {
+    const int64_t num_tasks = 2 + job * 7 % (kMostTasksOfJob - 1);
+    for (std::atomic<int>& runs : num_runs) runs.store(0, std::memory_order_relaxed);
+    parallel_for(num_tasks, [&](int64_t task) { num_runs[task].fetch_add(1); });
+    bool is_right = true;
+    for (int64_t task = 0; task < kMostTasksOfJob; ++task)
+      is_right &= num_runs[task].load() == (task < num_tasks);
+    num_wrong += !is_right;
+  }
+  return num_wrong;
+}
+
 }  // namespace stepwire

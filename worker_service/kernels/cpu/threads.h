@@ -52,4 +52,8 @@ void parallel_for_runs(int64_t num_tasks, const Body& body) {
   });
 }
 
+// Runs so many jobs of changing sizes back to back and returns how many of them did not run each
+// task once. For tests: from Python, jobs never follow each other as fast as within a kernel.
+int64_t count_wrong_jobs(int64_t num_jobs);
+
 }  // namespace stepwire
