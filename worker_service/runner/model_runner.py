@@ -203,12 +203,14 @@ class ModelRunner:
     ) -> ExecuteModelState:
         """What the sample phase needs, of the rows that sample."""
         rows, chosen = batch.rows, batch.sampling_rows
+        if len(chosen) < batch.num_tokens:
+            hidden_TD = hidden_TD[batch.logits_indices]
         # The token to be drawn stands right behind the last one computed.
         positions = batch.seq_lens_np[chosen].astype(np.int64)
         return ExecuteModelState(
             step_id=output.step_id,
             handles=rows.handles[chosen],
-            hidden_SD=hidden_TD[batch.logits_indices],
+            hidden_SD=hidden_TD,
             sampling=self._sampling.rows(rows.slots[chosen], positions=positions),
             want_state_digest=output.want_state_digest,
         )

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from worker_service.kernels.rotary import Rotation
 from worker_service.models.model_spec import Llama3Scaling, RopeSpec
 
+_SMALLEST_TABLE = 1024
+
 
 class RotaryEmbedding(nn.Module):
-    """Computes the cosines and sines of a step's positions, once for all layers."""
+    """Knows the cosines and sines of a step's positions; asked once for all layers."""
 
     def __init__(self, head_size: int, *, rope: RopeSpec, device: torch.device) -> None:
         super().__init__()
@@ -25,8 +27,27 @@ class RotaryEmbedding(nn.Module):
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
 
+        self._table: Rotation | None = None
+
     def forward(self, positions_T: Tensor, *, dtype: torch.dtype) -> Rotation:
         """The rotation of tokens at positions; angles in float32, results in dtype."""
+        if not positions_T.is_cpu:
+            # To learn how far the positions reach would mean to wait for the device.
+            return self._rotation(positions_T, dtype)
+        table = self._reach(int(positions_T.max()) + 1, dtype)
+        return Rotation(
+            table.cos_T1D.index_select(0, positions_T), table.sin_T1D.index_select(0, positions_T)
+        )
+
+    def _reach(self, num_positions: int, dtype: torch.dtype) -> Rotation:
+        """A table of at least so many positions, kept for later steps."""
+        table = self._table
+        if table is None or len(table.cos_T1D) < num_positions or table.cos_T1D.dtype != dtype:
+            size = max(_SMALLEST_TABLE, 1 << (num_positions - 1).bit_length())
+            table = self._table = self._rotation(torch.arange(size), dtype)
+        return table
+
+    def _rotation(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
         angles = positions_T[:, None, None].float() * self.frequencies
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
