@@ -45,15 +45,15 @@ class Pool {
   int size() const { return size_.load(std::memory_order_relaxed); }
 
   void resize(int num_threads) {
-    std::lock_guard<std::mutex> one_caller(callers_);
+    while (has_caller_.exchange(true)) sched_yield();
     for (; num_started_ < num_threads - 1; ++num_started_)
       std::thread([this, index = num_started_ + 1] { serve(index); }).detach();
     size_.store(num_threads, std::memory_order_relaxed);
+    has_caller_.store(false);
   }
 
   void run(int64_t num_tasks, Task task, void* context) {
-    std::unique_lock<std::mutex> one_caller(callers_, std::defer_lock);
-    if (num_tasks < 2 || num_tasks > kMostTasks || size() < 2 || !one_caller.try_lock()) {
+    if (num_tasks < 2 || num_tasks > kMostTasks || size() < 2 || has_caller_.exchange(true)) {
       for (int64_t i = 0; i < num_tasks; ++i) task(context, i);
       return;
     }
@@ -74,6 +74,7 @@ class Pool {
     work_on(job);
     const auto is_done = [this] { return num_unfinished_.load(std::memory_order_acquire) == 0; };
     while (!spin_until(is_done)) sched_yield();
+    has_caller_.store(false);
   }
 
  private:
@@ -110,7 +111,7 @@ class Pool {
     }
   }
 
-  std::mutex callers_;
+  std::atomic<bool> has_caller_{false};  // whom the members below serve
   std::atomic<int> size_{1};
   int num_started_ = 0;
 
