@@ -4,10 +4,12 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PROTOS := $(wildcard proto/stepwire/v1/*.proto)
+KERNELS := $(wildcard worker_service/kernels/cpu/*)
 
 .PHONY: demo test check bench proto clean
 
-.venv/ready: pyproject.toml
+# The install compiles the CPU kernels; without a compiler torch computes what they would.
+.venv/ready: pyproject.toml $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; set PYTHON=python3.11")'
 	@echo "installing into .venv, once; PyTorch is a large download"
 	@$(PYTHON) -m venv .venv
@@ -40,4 +42,4 @@ proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto/gen --pyi_out=proto/gen --grpc_python_out=proto/gen $(PROTOS)
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build *.egg-info worker_service/kernels/*.so

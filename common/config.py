@@ -9,6 +9,10 @@ from typing import Any
 
 from common.errors import ConfigError
 
+NO_QUANTIZATION = "none"
+QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
+"""Forms of the linear layers' weights; the first is the checkpoint's own."""
+
 
 def setting(default: Any, help_text: str) -> Any:
     """A field with a default and the help text of its flag."""
@@ -60,8 +64,12 @@ class ModelConfig:
     max_model_len: int | None = setting(
         None, "longest prompt plus output, tokens (default: the model's)"
     )
+    quantization: str = setting(
+        NO_QUANTIZATION, "none, int8 or int4: form of the weights on CPU workers, made at load"
+    )
 
     def __post_init__(self) -> None:
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _at_least(2, max_model_len=self.max_model_len)
         if not self.model:
@@ -76,6 +84,9 @@ class CacheConfig:
     num_blocks: int | None = setting(None, "most KV cache blocks (default: what memory allows)")
     kv_cache_bytes: int = setting(1 << 30, "bytes of KV cache on a CPU worker")
     gpu_memory_utilization: float = setting(0.9, "share of GPU memory a worker may use")
+    prefix_cache: bool = setting(
+        default=True, help_text="reuse the keys and values of prompts that begin alike"
+    )
 
     def __post_init__(self) -> None:
         _at_least(1, block_size=self.block_size, kv_cache_bytes=self.kv_cache_bytes)
@@ -95,6 +106,15 @@ class ScheduleConfig:
     max_steps_in_flight: int | None = setting(None, "steps in flight (default: pipeline stages)")
     pp_cohorts: int | None = setting(None, "groups of sequences taking turns (default: stages)")
     max_waiting: int = setting(1024, "most requests waiting before new ones are refused")
+    scheduling_policy: str = setting(
+        "fcfs", "who runs first: fcfs (who came first) or priority (the smallest priority)"
+    )
+    max_prefill_chunk: int | None = setting(
+        None, "most tokens of one prompt in a step that others need too (default: no limit)"
+    )
+    admission_watermark: float = setting(
+        0.01, "share of the KV cache blocks that admission leaves free while others run"
+    )
     check_state_every: int = setting(
         0, "steps between two comparisons of the books of scheduler and workers (0: none)"
     )
@@ -107,13 +127,24 @@ class ScheduleConfig:
             max_steps_in_flight=self.max_steps_in_flight,
             pp_cohorts=self.pp_cohorts,
             max_waiting=self.max_waiting,
+            max_prefill_chunk=self.max_prefill_chunk,
         )
+        _one_of("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        if not 0 <= self.admission_watermark < 1:
+            raise ConfigError(
+                f"admission_watermark must be in [0, 1), not {self.admission_watermark}"
+            )
         _at_least(0, check_state_every=self.check_state_every)
 
     @property
     def sequence_limit(self) -> int:
         """Most sequences running at once: a step has a token for each of them."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether the priority of a request counts before its arrival."""
+        return self.scheduling_policy == "priority"
 
     def steps_in_flight(self, num_stages: int) -> int:
         """Most unanswered steps over a pipeline of num_stages."""

@@ -24,18 +24,22 @@ CACHE_VARIABLE = f"{PREFIX}CACHE"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 WORKER_TABLE = "worker"
 
+TRUTH_BY_WORD = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+"""How a variable spells a boolean, in whatever case."""
+
 Kind = TypeVar("Kind", CoordinatorConfig, WorkerConfig)
 
 
 class FlagSpec(NamedTuple):
     """What a command-line option is made of; lists are one comma separated text.
 
-    name has dashes and no leading ones ("max-num-seqs"); default None: absent.
+    name has dashes and no leading ones ("max-num-seqs"); default None: absent. A boolean one takes no
+    value and has an opposite that begins with "no-".
     """
 
     name: str
-    type: type[int] | type[float] | type[str]
-    default: int | float | str | None
+    type: type[int] | type[float] | type[str] | type[bool]
+    default: int | float | str | bool | None
     help: str
 
 
@@ -45,7 +49,7 @@ class _Setting:
 
     table: str
     name: str
-    type: type[int] | type[float] | type[str] | type[tuple[str, ...]]
+    type: type[int] | type[float] | type[str] | type[bool] | type[tuple[str, ...]]
     default: Any
     help: str
 
@@ -253,6 +257,8 @@ def _convert(setting: _Setting, given: _Given) -> object:
         return _to_int(setting, given)
     if setting.type is float:
         return _to_float(setting, given)
+    if setting.type is bool:
+        return _to_bool(setting, given)
     if setting.type is str:
         if isinstance(value, str):
             return value
@@ -288,6 +294,14 @@ def _to_float(setting: _Setting, given: _Given) -> float:
     except ValueError:
         pass
     raise _bad(setting, given, "a finite number")
+
+
+def _to_bool(setting: _Setting, given: _Given) -> bool:
+    value = given.value
+    truth = TRUTH_BY_WORD.get(value.lower()) if isinstance(value, str) else value
+    if isinstance(truth, bool):
+        return truth
+    raise _bad(setting, given, "true or false")
 
 
 def _bad(setting: _Setting, given: _Given, wanted: str) -> ConfigError:

@@ -40,12 +40,16 @@ class StopParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One accepted request: at least one prompt token, and room for one more in the model's length."""
+    """One accepted request: at least one prompt token, and room for one more in the model's length.
+
+    priority counts where the scheduler has priorities: the smaller, the sooner.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stopping: StopParams
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +64,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """What one committed step adds to a request; `finish_reason` is set on the last delta."""
+    """What one committed step adds to a request; `finish_reason` is set on the last delta.
+
+    num_cached_tokens: prompt tokens of the request that were found in the prefix cache.
+    """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0

@@ -156,6 +156,18 @@ class SchedulerOutput:
         return int(self.num_scheduled_tokens.sum())
 
     @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of rows that do not decode: prompts, and what is computed again.
+
+        A row that decodes brings the token sampled last, the next chunk of a prompt brings none.
+        """
+        num_new = len(self.new_requests)
+        cached = self.cached_requests
+        is_chunk = (np.diff(cached.new_token_ids.offsets) == 0) & (cached.token_source_steps == 0)
+        counts = self.num_scheduled_tokens
+        return int(counts[:num_new].sum() + counts[num_new:][is_chunk].sum())
+
+    @property
     def handles(self) -> list[int]:
         """Handles of the rows, in row order."""
         return [new.handle for new in self.new_requests] + self.cached_requests.handles.tolist()

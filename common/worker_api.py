@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from common.config import NO_QUANTIZATION
 from common.errors import ServiceError
 from common.step import (
     ExecuteResult,
@@ -57,7 +58,8 @@ class Authority:
 class LoadModel:
     """Which slice of which model to read: layers [first_layer, end_layer), sizes in tokens and sequences.
 
-    dtype is "float32", "bfloat16", "float16" or "auto" (what the checkpoint holds).
+    dtype is "float32", "bfloat16", "float16" or "auto" (what the checkpoint holds). quantization is
+    "int8" or "int4", the form of the linear layers' weights, or "none": as in the checkpoint.
     """
 
     model: str
@@ -70,6 +72,7 @@ class LoadModel:
     max_num_batched_tokens: int
     max_num_seqs: int
     block_size: int
+    quantization: str = NO_QUANTIZATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class WorkerInfo:
     """What a worker process says of itself; memory in bytes, epoch and generation 0 when none yet.
 
     held_stage None: no model is loaded. num_loads: how often this process has read parameters.
+    quantizations: what LoadModel.quantization may be besides "none".
     """
 
     protocol_min: int
@@ -115,6 +119,7 @@ class WorkerInfo:
     num_threads: int = 0
     held_stage: HeldStage | None = None
     num_loads: int = 0
+    quantizations: tuple[str, ...] = ()
 
 
 class DevicePhase(Enum):
@@ -132,7 +137,7 @@ class WorkerActivity:
     """What a worker is doing, told by its event loop; step 0 when it has run none.
 
     waiting_on: the rank whose tensors it waits for or sends to. is_hung: COMPUTE has outlived the
-    step's deadline.
+    step's deadline. num_prefill_tokens: computed for prompts, and again after preemptions, so far.
     """
 
     state: str
@@ -144,6 +149,7 @@ class WorkerActivity:
     waiting_on: Rank | None = None
     kv_id: str = ""
     is_hung: bool = False
+    num_prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,6 @@ class Coordinator:
 
     async def _start(self) -> None:
         folder = await asyncio.to_thread(_find_model, self._config)
-        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
         self._model_name = self._config.model.served_model_name or folder.name
         self._replica = Replica(
             self._config,
@@ -113,7 +112,17 @@ class Coordinator:
             clock=self._clock,
             on_serving_changed=self._serving_changed,
         )
-        await self._replica.start()
+        # Read while the workers start, which takes longer; what fails first ends both.
+        starting = asyncio.create_task(self._replica.start(), name="start replica")
+        reading = asyncio.create_task(
+            asyncio.to_thread(Tokenizer.from_folder, folder), name="read tokenizer"
+        )
+        try:
+            _, tokenizer = await asyncio.gather(starting, reading)
+        finally:
+            starting.cancel()
+            reading.cancel()
+            await asyncio.gather(starting, reading, return_exceptions=True)
         self._gate.open(self._engine(self._replica, folder, tokenizer))
         self._replica_task = self._tasks.start("replica", self._replica.run())
         await self._replica.loop.wait_until_serving()

@@ -58,6 +58,7 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int
+    priority: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class AsyncClient:
     ) -> AsyncGenerator[TextDelta]:
         """Stream an answer; leaving early (`contextlib.aclosing`) ends the request.
 
-        num_prompt_tokens is known, and not 0, in the last delta; a log-probability's text_offset
+        num_prompt_tokens and num_cached_tokens are known in the last delta; a log-probability's text_offset
         is that of its delta.
         """
         call = self._inference.Generate(_encode_request(prompt, options), timeout=self._timeout)
@@ -247,6 +248,7 @@ class _Answer:
             text=response.text,
             token_ids=tuple(response.token_ids),
             num_prompt_tokens=response.usage.prompt_tokens,
+            num_cached_tokens=response.usage.cached_tokens,
             num_generated_tokens=self._num_generated_tokens + len(response.token_ids),
             logprobs=tuple(self._position(position) for position in response.logprobs) or None,
             finish_reason=FINISH_REASONS.get(response.finish_reason),
@@ -313,6 +315,10 @@ def _decode_status(response: cluster_pb2.StatusResponse) -> ClusterStatus:
         num_invalid_steps=response.num_invalid_steps,
         num_state_checks=response.num_state_checks,
         num_state_drifts=response.num_state_drifts,
+        num_prompt_tokens=response.num_prompt_tokens,
+        num_cached_tokens=response.num_cached_tokens,
+        num_generated_tokens=response.num_generated_tokens,
+        num_preemptions=response.num_preemptions,
     )
 
 
@@ -329,4 +335,5 @@ def _decode_worker(worker: cluster_pb2.WorkerStatus) -> WorkerTopology:
         num_loads=worker.num_loads,
         phase=worker.phase,
         seconds_in_phase=worker.seconds_in_phase,
+        num_prefill_tokens=worker.num_prefill_tokens,
     )

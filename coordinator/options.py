@@ -31,5 +31,10 @@ def config_options(kind: type[CoordinatorConfig] | type[WorkerConfig]) -> Callab
 
 def _option(spec: FlagSpec) -> Callable[[Command], Command]:
     # No default for click: an absent flag leaves the value to the environment and the file.
+    if spec.type is bool:
+        shown = f"  [default: {'on' if spec.default else 'off'}]"
+        return click.option(
+            f"--{spec.name}/--no-{spec.name}", default=None, help=f"{spec.help}{shown}"
+        )
     shown = "" if spec.default is None else f"  [default: {spec.default}]"
     return click.option(f"--{spec.name}", type=spec.type, help=f"{spec.help}{shown}")

@@ -25,6 +25,12 @@ def status_lines(status: ClusterStatus) -> list[str]:
             f"  requests: {status.num_running} running, {status.num_waiting} waiting  "
             f"KV cache blocks: {status.num_free_blocks} of {status.num_blocks} free"
         )
+    if status.num_prompt_tokens:
+        lines.append(
+            f"  tokens: {status.num_prompt_tokens} in prompts "
+            f"({status.prefix_hit_ratio:.0%} from the prefix cache), "
+            f"{status.num_generated_tokens} generated  preemptions: {status.num_preemptions}"
+        )
     if status.num_invalid_steps or status.num_state_drifts:
         lines.append(
             f"  invalid steps: {status.num_invalid_steps}  state drifts: {status.num_state_drifts}"

@@ -44,6 +44,7 @@ from worker_service.claim import Claim
 from worker_service.device import Device, bind
 from worker_service.gate import Gate
 from worker_service.generation import Generation, check_place, join_generation
+from worker_service.kernels.packed_weight import quantizations
 from worker_service.lifecycle import Call, Lifecycle, State
 from worker_service.phase_board import PhaseBoard
 from worker_service.runner.model_runner import ModelRunner
@@ -110,6 +111,7 @@ class DeviceSession:
             device=self._device.name,
             memory_bytes=self._device.memory_bytes,
             dtypes=self._device.dtypes,
+            quantizations=quantizations(self._device.torch_device),
             tensor_endpoint=self._channels.endpoint,
             state=self._lifecycle.state.value,
             epoch=self._claim.epoch,
@@ -133,6 +135,7 @@ class DeviceSession:
             waiting_on=doing.waiting_on,
             kv_id=held.kv_id if held else "",
             is_hung=self.board.is_found_hung(doing),
+            num_prefill_tokens=self.board.num_prefill_tokens,
         )
 
     def check_place(self, request: BeginGeneration) -> None:

@@ -56,6 +56,8 @@ class PhaseBoard:
         self._lock = Lock()
         self._activity = DeviceActivity(phase=DevicePhase.IDLE, since=clock.monotonic())
         self._hung: DeviceActivity | None = None
+        self.num_prefill_tokens = 0
+        """Tokens computed for prompts, and again after preemptions, of whatever generation."""
 
     @property
     def activity(self) -> DeviceActivity:

@@ -70,6 +70,7 @@ class StepExecutor:
         with self._running(key):
             result = self._run_forward(output, inputs)
             self._guard.executed(output.step_id, is_sample_due=result is None)
+            self._board.num_prefill_tokens += output.num_prefill_tokens
             return self._answer(key, result, request)
 
     def sample(self, step_id: StepId) -> ModelRunnerOutput:

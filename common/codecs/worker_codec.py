@@ -6,6 +6,7 @@ Values that cannot be meant raise InvalidRequest naming the field.
 
 from stepwire.v1 import worker_pb2 as pb
 
+from common.config import NO_QUANTIZATION, QUANTIZATIONS
 from common.errors import InvalidRequest
 from common.worker_api import (
     Authority,
@@ -98,6 +99,7 @@ def encode_worker_info(info: WorkerInfo) -> pb.DescribeResponse:
         num_threads=info.num_threads,
         held_stage=None if info.held_stage is None else _encode_held_stage(info.held_stage),
         num_loads=info.num_loads,
+        quantizations=info.quantizations,
     )
 
 
@@ -118,6 +120,7 @@ def decode_worker_info(info: pb.DescribeResponse) -> WorkerInfo:
         num_threads=info.num_threads,
         held_stage=_decode_held_stage(info.held_stage) if info.HasField("held_stage") else None,
         num_loads=info.num_loads,
+        quantizations=tuple(info.quantizations),
     )
 
 
@@ -161,6 +164,7 @@ def encode_activity(activity: WorkerActivity) -> pb.WatchStatusResponse:
         waiting_on=None if activity.waiting_on is None else encode_rank(activity.waiting_on),
         kv_id=activity.kv_id,
         is_hung=activity.is_hung,
+        num_prefill_tokens=activity.num_prefill_tokens,
     )
 
 
@@ -177,6 +181,7 @@ def decode_activity(activity: pb.WatchStatusResponse) -> WorkerActivity:
         waiting_on=decode_rank(activity.waiting_on) if activity.HasField("waiting_on") else None,
         kv_id=activity.kv_id,
         is_hung=activity.is_hung,
+        num_prefill_tokens=activity.num_prefill_tokens,
     )
 
 
@@ -194,6 +199,7 @@ def encode_load_model(request: LoadModel, *, authority: Authority | None) -> pb.
         max_num_batched_tokens=request.max_num_batched_tokens,
         max_num_seqs=request.max_num_seqs,
         block_size=request.block_size,
+        quantization=None if request.quantization == NO_QUANTIZATION else request.quantization,
     )
 
 
@@ -203,6 +209,8 @@ def decode_load_model(request: pb.LoadModelRequest) -> LoadModel:
     _require(request.first_layer < request.end_layer, "end_layer", "must be after first_layer")
     for field in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"):
         _require(getattr(request, field) >= 1, field, "must be at least 1")
+    quantization = request.quantization if request.HasField("quantization") else NO_QUANTIZATION
+    _require(quantization in QUANTIZATIONS, "quantization", f"must be in {QUANTIZATIONS}")
     return LoadModel(
         model=request.model,
         dtype=request.dtype,
@@ -214,6 +222,7 @@ def decode_load_model(request: pb.LoadModelRequest) -> LoadModel:
         max_num_batched_tokens=request.max_num_batched_tokens,
         max_num_seqs=request.max_num_seqs,
         block_size=request.block_size,
+        quantization=quantization,
     )
 
 

@@ -49,6 +49,7 @@ def encode_status(status: ClusterStatus) -> pb.StatusResponse:
                 phase=worker.phase,
                 seconds_in_phase=worker.seconds_in_phase,
                 num_loads=worker.num_loads,
+                num_prefill_tokens=worker.num_prefill_tokens,
             )
             for worker in status.workers
         ],
@@ -66,4 +67,8 @@ def encode_status(status: ClusterStatus) -> pb.StatusResponse:
         num_invalid_steps=status.num_invalid_steps,
         num_state_checks=status.num_state_checks,
         num_state_drifts=status.num_state_drifts,
+        num_prompt_tokens=status.num_prompt_tokens,
+        num_cached_tokens=status.num_cached_tokens,
+        num_generated_tokens=status.num_generated_tokens,
+        num_preemptions=status.num_preemptions,
     )

@@ -14,12 +14,28 @@ Result = TypeVar("Result")
 
 DONE = "[DONE]"
 
+# Made once: json.dumps makes an encoder for every call that asks for other separators.
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def event(payload: dict[str, Any] | str) -> bytes:
     """Frame one event; an object is written as JSON, on one line."""
     if not isinstance(payload, str):
-        payload = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+        payload = to_json(payload)
     return f"data: {payload}\n\n".encode()
+
+
+class TextEvents:
+    """Frames events that differ in one text alone; what is around it is written once."""
+
+    def __init__(self, payload_of: Callable[[str], dict[str, Any]]) -> None:
+        """payload_of gives the object with a text in it, in one place."""
+        mark = "\ue000the text\ue000"
+        self._before, _, self._after = event(payload_of(mark)).rpartition(to_json(mark).encode())
+
+    def event(self, text: str) -> bytes:
+        """Frame the event with this text."""
+        return self._before + to_json(text).encode() + self._after
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

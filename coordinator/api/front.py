@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 from stepwire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from common.clock import Clock
@@ -16,6 +17,7 @@ from common.tasks import TaskSupervisor
 from coordinator.api.cluster_servicer import ClusterServicer
 from coordinator.api.http_server import HttpServer
 from coordinator.api.inference_servicer import InferenceServicer
+from coordinator.api.metrics import CoordinatorMetrics, MetricsRoute
 from coordinator.api.openai_routes import OpenAIRoutes, build_http_app
 from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.engine.gate import EngineGate
@@ -45,6 +47,11 @@ class Front:
             gate, is_healthy=lambda: health.is_serving(INFERENCE), version=version, clock=clock
         )
         self._http_app = build_http_app(routes)
+        registry = CollectorRegistry()
+        registry.register(
+            CoordinatorMetrics(read_status=read_status, read_ended=lambda: gate.num_ended)
+        )
+        self._http_app.include_router(MetricsRoute(registry).router())
         self._http: HttpServer | None = None
         self._http_task: asyncio.Task[None] | None = None
         self.grpc_address = ""

@@ -77,6 +77,7 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         logprobs=_optional(request, "logprobs"),
+        priority=_optional(request, "priority"),
     )
 
 
@@ -92,6 +93,7 @@ def encode_delta(request_id: str, delta: TextDelta) -> pb.GenerateResponse:
     if delta.finish_reason is not None:
         response.usage.prompt_tokens = delta.num_prompt_tokens
         response.usage.completion_tokens = delta.num_generated_tokens
+        response.usage.cached_tokens = delta.num_cached_tokens
     return response
 
 

@@ -124,6 +124,7 @@ def usage(last: TextDelta) -> Body:
         "prompt_tokens": last.num_prompt_tokens,
         "completion_tokens": last.num_generated_tokens,
         "total_tokens": last.num_prompt_tokens + last.num_generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": last.num_cached_tokens},
     }
 
 

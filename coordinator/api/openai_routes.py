@@ -12,7 +12,13 @@ from starlette.exceptions import HTTPException
 
 from common.clock import Clock
 from common.errors import NotFound, ServiceError
-from coordinator.api.event_stream import DONE, EventStreamResponse, event, unless_client_leaves
+from coordinator.api.event_stream import (
+    DONE,
+    EventStreamResponse,
+    TextEvents,
+    event,
+    unless_client_leaves,
+)
 from coordinator.api.openai_answers import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from coordinator.api.openai_schema import ChatBody, CompletionBody, GenerationBody
 from coordinator.api.problems import problem, service_error_body, service_error_response
@@ -129,18 +135,36 @@ async def _frames(
     try:
         for body in spelling.opening():
             yield event(body)
+        chunks = _Chunks(spelling)
         last = first
         if _is_worth_a_chunk(first):
-            yield event(spelling.chunk(first))
+            yield chunks.event(first)
         async for last in stream:
             if _is_worth_a_chunk(last):
-                yield event(spelling.chunk(last))
+                yield chunks.event(last)
     except ServiceError as error:
         yield event(service_error_body(error))
         return
     if includes_usage:
         yield event(spelling.usage_chunk(last))
     yield event(DONE)
+
+
+class _Chunks:
+    """The events of one answer's deltas; most bring a text and nothing else."""
+
+    def __init__(self, spelling: AnswerFormat) -> None:
+        self._spelling = spelling
+        self._texts = TextEvents(lambda text: spelling.chunk(_text_alone(text)))
+
+    def event(self, delta: TextDelta) -> bytes:
+        if delta.text and delta.logprobs is None and delta.finish_reason is None:
+            return self._texts.event(delta.text)
+        return event(self._spelling.chunk(delta))
+
+
+def _text_alone(text: str) -> TextDelta:
+    return TextDelta(text=text, token_ids=(), num_prompt_tokens=0, num_generated_tokens=0)
 
 
 def _is_worth_a_chunk(delta: TextDelta) -> bool:

@@ -34,6 +34,7 @@ class GenerationBody(_Part):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -65,6 +66,7 @@ class GenerationBody(_Part):
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "ignore_eos": bool(self.ignore_eos),
+            "priority": self.priority,
         }
 
 

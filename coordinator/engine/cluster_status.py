@@ -23,7 +23,9 @@ class ClusterStatus:
     last_step_age its age in seconds. num_blocks counts the KV cache blocks that can be allocated,
     the null block excluded. lost_generations stand newest first. num_invalid_steps: steps that
     workers refused as invalid; num_state_checks and num_state_drifts: comparisons of the
-    scheduler's books with the workers', and how many found a difference.
+    scheduler's books with the workers', and how many found a difference. num_prompt_tokens: of the
+    requests admitted so far; num_cached_tokens: those of them found in the prefix cache.
+    num_preemptions: how often a request lost its blocks to another one.
     """
 
     model: str
@@ -43,3 +45,12 @@ class ClusterStatus:
     num_invalid_steps: int = 0
     num_state_checks: int = 0
     num_state_drifts: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def prefix_hit_ratio(self) -> float:
+        """Share of the prompt tokens that were found in the prefix cache; 0 before any."""
+        return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0

@@ -5,6 +5,7 @@ A request is checked here, tokenized, handed to the loop, and its tokens come ba
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -58,6 +59,8 @@ class Engine:
         self._loop = loop
         self._draw_seed = draw_seed
         self._claims: dict[str, _Claim] = {}
+        self.num_ended: Counter[str] = Counter()
+        """Accepted requests that have ended, by finish reason; "none": by an error or a reader that left."""
 
     @property
     def is_serving(self) -> bool:
@@ -128,12 +131,13 @@ class Engine:
 
     def _end(self, claim: "_Claim", stream: TextStream) -> None:
         self._release(claim)
-        reason = stream.finish_reason
+        reason = "none" if stream.finish_reason is None else stream.finish_reason.value
+        self.num_ended[reason] += 1
         logger.info(
             "request ended",
             extra={
                 "request_id": claim.request_id,
-                "finish_reason": "none" if reason is None else reason.value,
+                "finish_reason": reason,
                 "generated_tokens": stream.num_generated_tokens,
             },
         )

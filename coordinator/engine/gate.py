@@ -1,5 +1,7 @@
 """Where the APIs find the engine: they are up before it is, and say so until then."""
 
+from collections.abc import Mapping
+
 from common.errors import Unavailable
 from coordinator.engine.engine import Engine
 
@@ -21,6 +23,11 @@ class EngineGate:
         if self._engine is None:
             raise Unavailable("the service is starting, its workers are not ready yet")
         return self._engine
+
+    @property
+    def num_ended(self) -> Mapping[str, int]:
+        """Requests that have ended so far, by finish reason."""
+        return {} if self._engine is None else self._engine.num_ended
 
     @property
     def is_serving(self) -> bool:

@@ -28,7 +28,8 @@ class GenerationInput:
     """One request as the client sent it, unchecked; None: the client left the choice to us.
 
     prompt: text, token ids, or the turns of a conversation. model "" is the only one served.
-    logprobs n: log-probabilities of the chosen token and of the n best.
+    logprobs n: log-probabilities of the chosen token and of the n best. priority: the smaller, the
+    sooner, where the scheduler has priorities.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class GenerationInput:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,8 @@ class TextDelta:
     """What is new in an output; finish_reason is set on the last one, and only there.
 
     Text may lag behind token_ids while a character or a possible stop string is open. logprobs: one
-    per token of token_ids, when asked for. num_generated_tokens counts the output so far.
+    per token of token_ids, when asked for. num_generated_tokens counts the output so far,
+    num_cached_tokens the tokens of the prompt that were found in the prefix cache.
     """
 
     text: str
@@ -87,3 +90,4 @@ class TextDelta:
     num_generated_tokens: int
     logprobs: tuple[PositionLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0

@@ -50,8 +50,18 @@ RANGES = {
     "seed": Range(low=-(2**63), high=2**64 - 1),
     "logprobs": Range(low=0, high=MAX_LOGPROBS),
     "top_logprobs": Range(low=0, high=MAX_LOGPROBS),
+    "priority": Range(low=-(2**31), high=2**31 - 1),
 }
-RANGED_FIELDS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs")
+RANGED_FIELDS = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "logprobs",
+    "priority",
+)
 
 
 def check_range(field: str, value: float | None) -> None:
@@ -110,6 +120,7 @@ def build_request(
             ignore_eos=asked.ignore_eos,
             stop=asked.stop,
         ),
+        priority=asked.priority or 0,
     )
 
 

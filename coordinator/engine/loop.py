@@ -17,7 +17,8 @@ from common.requests import FinishReason, Request, TokenDelta
 from common.step import ModelRunnerOutput, SchedulerOutput
 from coordinator.engine.state_checks import StateChecks
 from coordinator.engine.streams import TokenStream
-from coordinator.executors.executor import Executor, StepInFlight
+from coordinator.executors.executor import Executor
+from coordinator.executors.step_in_flight import StepInFlight
 from coordinator.scheduling.planner import WARM_UP_STEP
 from coordinator.scheduling.scheduler import Scheduler
 
@@ -36,13 +37,9 @@ class _OpenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _SentStep:
-    """A step in flight and the task that waits for its result.
-
-    state_digest: what every rank must answer, None when the step does not ask for it.
-    """
+    """A step in flight; state_digest: what every rank must answer, None when it is not asked."""
 
     step: StepInFlight
-    outcome: "asyncio.Task[ModelRunnerOutput | ServiceError]"
     state_digest: bytes | None
 
     @property
@@ -104,7 +101,7 @@ class EngineLoop:
 
     @property
     def _is_oldest_answered(self) -> bool:
-        return bool(self._in_flight) and self._in_flight[0].outcome.done()
+        return bool(self._in_flight) and self._in_flight[0].step.is_settled
 
     async def wait_until_serving(self) -> None:
         """Wait for the first warm-up step; raises the Unavailable that says why it did not pass."""
@@ -121,9 +118,9 @@ class EngineLoop:
         """
         self._begin(executor)
         try:
-            cause = await self._run_steps()
+            cause = await self._serve_until_lost()
         except BaseException as error:
-            self.stop(_first(error))
+            self.stop(error)
             raise
         if cause is not None:
             raise cause
@@ -183,22 +180,16 @@ class EngineLoop:
         )
         executor.on_lost(self._note_lost)
 
-    async def _run_steps(self) -> ServiceError | None:
-        async with asyncio.TaskGroup() as steps:
-            return await self._serve_until_lost(steps)
-
     def _note_lost(self, error: ServiceError) -> None:
         self._loss = self._loss or error
         self._woken.set()
 
-    async def _serve_until_lost(self, steps: asyncio.TaskGroup) -> ServiceError | None:
+    async def _serve_until_lost(self) -> ServiceError | None:
         """What ended the generation, None when the loop was stopped; nothing is in flight then."""
         try:
-            await self._serve(steps)
+            await self._serve()
         except ServiceError as error:
             self._loss = error
-        for sent in self._in_flight:
-            sent.outcome.cancel()
         self._in_flight.clear()
         if self._loss is not None and not self.is_stopped:
             cause = _as_unavailable(self._loss)
@@ -207,47 +198,43 @@ class EngineLoop:
         self._scheduler.end_generation()
         return self._loss
 
-    async def _serve(self, steps: asyncio.TaskGroup) -> None:
-        self._send(self._scheduler.plan_warm_up(), steps)
+    async def _serve(self) -> None:
+        self._send(self._scheduler.plan_warm_up())
         while not self.is_stopped and self._loss is None:
             self._check_answers()
             deltas = self._commit_oldest()
             # Sent before the readers are woken: the workers compute while tokens become text.
-            self._fill_pipeline(steps)
+            self._fill_pipeline()
             self._deliver(deltas)
-            await self._next_event(steps)
+            await self._next_event()
 
-    def _fill_pipeline(self, steps: asyncio.TaskGroup) -> None:
+    def _fill_pipeline(self) -> None:
         while (output := self._scheduler.schedule()) is not None:
-            self._send(output, steps)
+            self._send(output)
 
-    def _send(self, output: SchedulerOutput, steps: asyncio.TaskGroup) -> None:
+    def _send(self, output: SchedulerOutput) -> None:
         executor = self._executor
         assert executor is not None, "steps are sent while a generation runs"
         digest = self._scheduler.state_digest() if output.want_state_digest else None
-        step = executor.execute_model(output)
-        outcome = steps.create_task(_outcome(executor, step), name=f"step {output.step_id.step}")
-        outcome.add_done_callback(lambda _: self._woken.set())
-        self._in_flight.append(_SentStep(step=step, outcome=outcome, state_digest=digest))
+        step = executor.execute_model(output, on_settled=self._woken.set)
+        self._in_flight.append(_SentStep(step=step, state_digest=digest))
 
     def _check_answers(self) -> None:
         """Raise the error of the oldest step that failed; what is older is not waited for."""
         for sent in self._in_flight:
-            if not sent.outcome.done():
-                continue
-            error = sent.outcome.result()
-            if isinstance(error, InvalidStep):
-                self._fail_invalid(sent.output, error)
-            if isinstance(error, ServiceError):
-                raise error
+            failure = sent.step.failure
+            if isinstance(failure, InvalidStep):
+                self._fail_invalid(sent.output, failure)
+            if failure is not None:
+                raise failure
 
     def _commit_oldest(self) -> list[tuple[int, TokenDelta]]:
         """Commit the oldest step in flight if it is answered."""
         if not self._is_oldest_answered:
             return []
+        assert self._executor is not None, "steps are committed while a generation runs"
         sent = self._in_flight.popleft()
-        result = sent.outcome.result()
-        assert isinstance(result, ModelRunnerOutput), "failed steps were sorted out before"
+        result = self._executor.sample_tokens(sent.step)
         deltas = self._scheduler.update_from_output(sent.output, result)
         self._check_state(sent)
         self._fail_requests(result)
@@ -284,17 +271,22 @@ class EngineLoop:
             stream = self._forget(handle) if is_last else self._open[handle].stream
             stream.put(delta)
 
-    async def _next_event(self, steps: asyncio.TaskGroup) -> None:
+    async def _next_event(self) -> None:
         """Wait to be woken; idle workers that hold ended requests are told after a while."""
         if self._is_oldest_answered:
             return
-        is_owing = self._scheduler.has_undelivered_finishes and not self._in_flight
+        if self._scheduler.has_undelivered_finishes and not self._in_flight:
+            await self._wait_or_flush()
+        else:
+            await self._woken.wait()
+        self._woken.clear()
+
+    async def _wait_or_flush(self) -> None:
         try:
-            async with asyncio.timeout(IDLE_SECONDS_BEFORE_FLUSH if is_owing else None):
+            async with asyncio.timeout(IDLE_SECONDS_BEFORE_FLUSH):
                 await self._woken.wait()
         except TimeoutError:
-            self._send(self._scheduler.plan_step_without_tokens(), steps)
-        self._woken.clear()
+            self._send(self._scheduler.plan_step_without_tokens())
 
     def _note_started(self) -> None:
         """The first committed step is the warm-up: the group serves."""
@@ -336,21 +328,6 @@ class EngineLoop:
                 "max_num_seqs lowered to the token budget",
                 extra={"max_num_seqs": config.max_num_seqs, "lowered_to": config.sequence_limit},
             )
-
-
-async def _outcome(executor: Executor, step: StepInFlight) -> ModelRunnerOutput | ServiceError:
-    """The result of a step or its error, as a value: one failed step must not end the others' tasks."""
-    try:
-        return await executor.sample_tokens(step)
-    except ServiceError as error:
-        return error
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first plain exception of a group, or the exception itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _as_unavailable(error: BaseException) -> Unavailable:

@@ -86,7 +86,7 @@ class Replica:
     @property
     def num_preemptions(self) -> int:
         """How often a sequence lost its blocks to another one."""
-        return self._started_scheduler.num_preemptions
+        return self._started_scheduler.counters.num_preemptions
 
     async def start(self) -> None:
         """Obtain the workers and bring them to the point where steps may follow.
@@ -101,6 +101,7 @@ class Replica:
             block_size=self._config.cache.block_size,
             max_model_len=group.executor.max_model_len,
             eos_token_ids=self._folder.eos_token_ids,
+            has_prefix_cache=self._config.cache.prefix_cache,
         )
         self._loop = EngineLoop(
             self._scheduler, clock=self._clock, on_serving_changed=self._serving_changed
@@ -165,6 +166,10 @@ class Replica:
             num_invalid_steps=self._loop.num_invalid_steps,
             num_state_checks=self._loop.state_checks.num_checks,
             num_state_drifts=self._loop.state_checks.num_drifts,
+            num_prompt_tokens=self._scheduler.counters.num_prompt_tokens,
+            num_cached_tokens=self._scheduler.counters.num_cached_tokens,
+            num_generated_tokens=self._scheduler.counters.num_generated_tokens,
+            num_preemptions=self._scheduler.counters.num_preemptions,
         )
 
     async def _release(self) -> None:
@@ -303,5 +308,8 @@ class Replica:
         if activity is None:
             return worker
         return replace(
-            worker, phase=activity.phase.value, seconds_in_phase=activity.seconds_in_phase
+            worker,
+            phase=activity.phase.value,
+            seconds_in_phase=activity.seconds_in_phase,
+            num_prefill_tokens=activity.num_prefill_tokens,
         )

@@ -21,6 +21,7 @@ class TokenStream:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._finish_reason: FinishReason | None = None
+        self._num_cached_tokens = 0
         self._error: ServiceError | None = None
         self._has_news = asyncio.Event()
         self._is_read_to_end = False
@@ -30,6 +31,8 @@ class TokenStream:
         self._token_ids.extend(delta.token_ids)
         self._logprobs.extend(delta.logprobs or ())
         self._finish_reason = delta.finish_reason
+        # What ends a request from outside knows nothing of its prompt.
+        self._num_cached_tokens = self._num_cached_tokens or delta.num_cached_tokens
         self._has_news.set()
 
     def fail(self, error: ServiceError) -> None:
@@ -70,6 +73,7 @@ class TokenStream:
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs) if self._logprobs else None,
             finish_reason=self._finish_reason,
+            num_cached_tokens=self._num_cached_tokens,
         )
         self._token_ids.clear()
         self._logprobs.clear()

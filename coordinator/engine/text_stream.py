@@ -108,6 +108,7 @@ class TextStream:
             token_ids=tokens.token_ids[:num_tokens],
             num_prompt_tokens=self.num_prompt_tokens,
             num_generated_tokens=self.num_generated_tokens,
+            num_cached_tokens=tokens.num_cached_tokens,
             logprobs=self._logprobs(tokens, piece),
             finish_reason=FinishReason.STOP if piece.is_stopped else finish_reason,
         )

@@ -6,7 +6,6 @@ step contains, and does not repair a group that lost a rank: that takes a new ex
 
 import asyncio
 import logging
-from asyncio import Future
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,19 +36,12 @@ from coordinator.executors.deadlines import (
 from coordinator.executors.members import Member, on_every_rank
 from coordinator.executors.progress import ProgressListener, ignore_progress
 from coordinator.executors.startup import LoadedGroup, LoadedRank, load_group
+from coordinator.executors.step_in_flight import StepInFlight
 from coordinator.executors.topology import WorkerTopology
 
 FIRST_GENERATION = 1
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepInFlight:
-    """A step every rank was sent, and their replies to come, in rank order."""
-
-    output: SchedulerOutput
-    replies: tuple["Future[ExecuteResult]", ...]
 
 
 class StepObserver(Protocol):
@@ -211,34 +203,40 @@ class Executor:
         """Tell the observer of every step from now on."""
         self._observer = observer
 
-    def execute_model(self, output: SchedulerOutput) -> StepInFlight:
-        """Send a step to every rank, without waiting; only the last stage samples."""
+    def execute_model(
+        self, output: SchedulerOutput, *, on_settled: Callable[[], object]
+    ) -> StepInFlight:
+        """Send a step to every rank, without waiting; only the last stage samples.
+
+        on_settled is called once, when all ranks have answered or the first one has failed.
+        """
         is_sample_due = output.num_rows > 0 and not output.grammar_mask_follows
         last = self.members[-1]
         size = _step_size(output)
         deadlines = {rank: known.deadline(**size) for rank, known in self.deadlines.items()}
-        replies = tuple(
-            member.worker.submit_step(
-                output,
-                sample=is_sample_due and member is last,
-                deadline=deadlines[member.rank],
-            )
-            for member in self.members
+        step = StepInFlight(output, on_settled=on_settled)
+        step.wait_for(
+            self.members,
+            [
+                member.worker.submit_step(
+                    output,
+                    sample=is_sample_due and member is last,
+                    deadline=deadlines[member.rank],
+                )
+                for member in self.members
+            ],
         )
-        for reply in replies:
-            reply.add_done_callback(_retrieve)
         self._observer.step_sent(output.step_id.step, deadlines)
-        return StepInFlight(output, replies)
+        return step
 
-    async def sample_tokens(self, step: StepInFlight) -> ModelRunnerOutput:
-        """Wait for every rank's reply and return the last stage's.
+    def sample_tokens(self, step: StepInFlight) -> ModelRunnerOutput:
+        """What the last stage answered to a settled step.
 
-        Raises the first error of any rank at once, naming the rank: the step is over for all.
+        Raises the first error of any rank, naming the rank: the step is over for all.
         """
-        await asyncio.wait(step.replies, return_when=asyncio.FIRST_EXCEPTION)
-        for member, reply in zip(self.members, step.replies, strict=True):
-            if reply.done() and (error := _error_of(reply)) is not None:
-                raise member.blame(error) if isinstance(error, ServiceError) else error
+        assert step.is_settled, "the step is still on its way"
+        if step.failure is not None:
+            raise step.failure
         self._note_answered(step)
         result = step.replies[-1].result()
         if not isinstance(result, ModelRunnerOutput):
@@ -354,18 +352,6 @@ class Executor:
 
 def _no_tokens(result: ExecuteResult) -> ServiceError:
     return WrongState(f"the last stage answered {type(result).__name__} instead of its tokens")
-
-
-def _retrieve(reply: "Future[ExecuteResult]") -> None:
-    # Steps behind a failed one are never awaited; asyncio need not report their errors as well.
-    if not reply.cancelled():
-        reply.exception()
-
-
-def _error_of(reply: "Future[ExecuteResult]") -> BaseException | None:
-    if reply.cancelled():
-        return WrongState("the step was cancelled")
-    return reply.exception()
 
 
 def _step_size(output: SchedulerOutput) -> dict[str, int]:

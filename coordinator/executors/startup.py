@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.config import CoordinatorConfig
+from common.config import NO_QUANTIZATION, CoordinatorConfig
 from common.errors import ConfigError, Fenced, ModelError
 from common.model_folder import ModelFolder
 from common.worker_api import (
@@ -84,6 +84,7 @@ async def load_group(
     check_fit_to_start(members, infos)
     authority = authority or _new_authority(infos)
     check_not_claimed(members, infos, authority)
+    check_quantization(members, infos, config.model.quantization)
     dtype = resolve_dtype(config, folder, infos)
     requests = [
         _load_request(
@@ -186,6 +187,20 @@ def check_same_weights(members: Sequence[Member], ranks: Sequence[LoadedRank]) -
             )
 
 
+def check_quantization(
+    members: Sequence[Member], infos: Sequence[WorkerInfo], quantization: str
+) -> None:
+    """Refuse workers that cannot hold weights in the form asked for."""
+    if quantization == NO_QUANTIZATION:
+        return
+    for member, info in zip(members, infos, strict=True):
+        if quantization not in info.quantizations:
+            raise ConfigError(
+                f"{member} computes on {info.device} and cannot hold weights as {quantization}: "
+                f"leave --quantization away, or use workers with --device cpu"
+            )
+
+
 def _new_authority(infos: Sequence[WorkerInfo]) -> Authority:
     epoch = 1 + max(info.epoch for info in infos)
     return Authority(coordinator_id=uuid.uuid4().hex, epoch=epoch)
@@ -259,6 +274,7 @@ def _load_request(
         max_num_batched_tokens=config.schedule.max_num_batched_tokens,
         max_num_seqs=config.schedule.max_num_seqs,
         block_size=config.cache.block_size,
+        quantization=config.model.quantization,
     )
 
 

@@ -10,7 +10,8 @@ class WorkerTopology:
     """One rank as an operator sees it; `cause` is empty while it serves.
 
     num_loads: how often its process has read parameters. phase: what its device thread is doing,
-    empty while nobody hears from it, and for how many seconds.
+    empty while nobody hears from it, and for how many seconds. num_prefill_tokens: tokens its process
+    has computed for prompts, and again after preemptions.
     """
 
     rank: Rank
@@ -24,3 +25,4 @@ class WorkerTopology:
     num_loads: int = 0
     phase: str = ""
     seconds_in_phase: float = 0.0
+    num_prefill_tokens: int = 0

@@ -1,8 +1,9 @@
-"""The KV cache blocks of a replica and which of them are free. Knows blocks, not sequences.
+"""The KV cache blocks of a replica: who owns how many, and in which order free ones are used again.
 
-A block that is freed while a step that writes it is still in flight may be handed out at once:
-every rank runs steps in order, so whatever the older step writes there is overwritten by the later
-step before anything reads it.
+Knows blocks, not sequences, and not what stands in a block; only whether it is worth keeping. A
+block that is freed while a step that writes it is still in flight may be handed out at once: every
+rank runs steps in order, so whatever the older step writes there is overwritten by the later step
+before anything reads it.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,11 @@ class BlockPool:
         assert num_blocks >= 2, "a cache has the null block and at least one other"
         self.num_blocks = num_blocks
         # Taken from the end: the block freed last is reused first.
-        self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
-        self._is_taken = bytearray(num_blocks)
+        self._worthless = list(range(num_blocks - 1, NULL_BLOCK, -1))
+        # Free blocks worth keeping, the one unused longest first; as keys of a dict.
+        self._kept: dict[int, None] = {}
+        self._num_owners = [0] * num_blocks
+        self._is_worth_keeping = bytearray(num_blocks)
 
     @property
     def num_usable(self) -> int:
@@ -30,23 +34,64 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody owns."""
-        return len(self._free)
+        return len(self._worthless) + len(self._kept)
+
+    def count_free(self, blocks: Sequence[int]) -> int:
+        """How many of these nobody owns."""
+        return sum(not self._num_owners[block] for block in blocks)
 
     def allocate(self, count: int) -> list[int]:
-        """Take count blocks; raises CacheFull, taking none, when fewer are free."""
-        if count > len(self._free):
-            raise CacheFull(f"{count} KV cache blocks are needed and {len(self._free)} are free")
-        if count == 0:
-            return []
-        taken = self._free[: -count - 1 : -1]
-        del self._free[-count:]
+        """Take count blocks nobody owns; raises CacheFull, taking none, when fewer are free.
+
+        Those worth keeping are taken last and are no longer worth it, the longest unused first.
+        """
+        if count > self.num_free:
+            raise CacheFull(f"{count} KV cache blocks are needed and {self.num_free} are free")
+        taken = [self._take_one() for _ in range(count)]
         for block in taken:
-            self._is_taken[block] = True
+            self._num_owners[block] = 1
         return taken
 
+    def share(self, blocks: Sequence[int]) -> None:
+        """Give blocks worth keeping one more owner each."""
+        for block in blocks:
+            assert self._is_worth_keeping[block], f"block {block} holds nothing to share"
+            if not self._num_owners[block]:
+                del self._kept[block]
+            self._num_owners[block] += 1
+
     def free(self, blocks: Sequence[int]) -> None:
-        """Give blocks back; a later allocation gets them in the order given here."""
+        """Take one owner from each block; those left without one are free.
+
+        A later allocation gets worthless ones in the order given here, and of those worth keeping
+        the last first: what stands at the end of a sequence is asked for least.
+        """
         for block in reversed(blocks):
-            assert self._is_taken[block], f"block {block} is freed but nobody owns it"
-            self._is_taken[block] = False
-            self._free.append(block)
+            num_owners = self._num_owners[block] - 1
+            assert num_owners >= 0, f"block {block} is freed but nobody owns it"
+            self._num_owners[block] = num_owners
+            if num_owners:
+                continue
+            if self._is_worth_keeping[block]:
+                self._kept[block] = None
+            else:
+                self._worthless.append(block)
+
+    def mark_worth_keeping(self, block: int) -> None:
+        """Keep the contents of an owned block as long as possible once it is free."""
+        assert self._num_owners[block], f"block {block} has no owner who could have filled it"
+        self._is_worth_keeping[block] = True
+
+    def keep_nothing(self) -> None:
+        """Make every block worthless, owned or free."""
+        self._worthless.extend(self._kept)
+        self._kept.clear()
+        self._is_worth_keeping = bytearray(self.num_blocks)
+
+    def _take_one(self) -> int:
+        if self._worthless:
+            return self._worthless.pop()
+        block = next(iter(self._kept))
+        del self._kept[block]
+        self._is_worth_keeping[block] = False
+        return block

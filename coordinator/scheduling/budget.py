@@ -8,11 +8,9 @@ class StepBudget:
         self.num_tokens = num_tokens
         self.num_seats = num_seats
 
-    def take_tokens(self, wanted: int) -> int:
-        """Spend up to wanted tokens and return how many; 0 when none are left."""
-        taken = min(wanted, self.num_tokens)
-        self.num_tokens -= taken
-        return taken
+    def fit(self, wanted: int) -> int:
+        """How many of the tokens wanted are left to spend."""
+        return min(wanted, self.num_tokens)
 
     def take_seat(self) -> None:
         """Seat one sequence."""

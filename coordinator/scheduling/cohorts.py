@@ -4,11 +4,14 @@ A cohort has at most one step in flight, so its sequences never move or run twic
 Knows sizes and turns; not tokens, blocks or budgets.
 """
 
+import math
+from collections.abc import Iterable
+
 from coordinator.scheduling.sequence import Sequence
 
 
 class Cohorts:
-    """num_cohorts groups of sequences, each in order of arrival."""
+    """num_cohorts groups of sequences, each in order of rank."""
 
     def __init__(self, num_cohorts: int) -> None:
         self._members: list[dict[int, Sequence]] = [{} for _ in range(num_cohorts)]
@@ -20,6 +23,11 @@ class Cohorts:
         count = len(self._members)
         turns = [(self._last_turn + 1 + offset) % count for offset in range(count)]
         return [cohort for cohort in turns if not self._is_in_flight[cohort]]
+
+    @property
+    def num_idle(self) -> int:
+        """Cohorts without a step in flight."""
+        return self._is_in_flight.count(False)
 
     def start_step(self, cohort: int) -> None:
         """Note that a step of this cohort is in flight; the next turn is another's."""
@@ -33,7 +41,7 @@ class Cohorts:
         self._is_in_flight[cohort] = False
 
     def members(self, cohort: int) -> list[Sequence]:
-        """Its sequences in order of arrival, as a copy."""
+        """Its sequences in order of rank, as a copy."""
         return list(self._members[cohort].values())
 
     def size(self, cohort: int) -> int:
@@ -45,16 +53,16 @@ class Cohorts:
         return -(-num_sequences // len(self._members))
 
     def join(self, sequence: Sequence, cohort: int) -> None:
-        """Put a sequence that is younger than all running ones into a cohort."""
+        """Put a sequence into a cohort, at its place."""
         sequence.cohort = cohort
-        self._members[cohort][sequence.handle] = sequence
+        insert_by_rank(self._members[cohort], sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out of its cohort."""
         del self._members[sequence.cohort][sequence.handle]
 
     def even_out(self, cohort: int) -> None:
-        """Move the youngest members of an idle cohort to smaller ones, down to its fair size.
+        """Move the last members of an idle cohort to smaller ones, down to its fair size.
 
         Every cohort does so at its turn, so one that ran dry fills up within a round.
         """
@@ -63,7 +71,28 @@ class Cohorts:
             _, sequence = self._members[cohort].popitem()
             smallest = min(range(len(self._members)), key=self.size)
             self.join(sequence, smallest)
-            self._sort(smallest)
 
-    def _sort(self, cohort: int) -> None:
-        self._members[cohort] = dict(sorted(self._members[cohort].items()))
+
+def insert_by_rank(ordered: dict[int, Sequence], sequence: Sequence) -> None:
+    """Put a sequence into a dict by handle that is in order of rank; cheap where it is the last."""
+    last = next(reversed(ordered.values()), None)
+    ordered[sequence.handle] = sequence
+    if last is not None and sequence.rank < last.rank:
+        in_order = sorted(ordered.values(), key=lambda member: member.rank)
+        ordered.clear()
+        ordered.update((member.handle, member) for member in in_order)
+
+
+def fair_tokens(waiting: Iterable[Sequence], *, num_cohorts: int, most: int) -> float:
+    """Tokens of each of num_cohorts that share the waiting ones evenly.
+
+    Infinite where there is nothing to share: one cohort, or enough for steps of `most` tokens in all.
+    """
+    if num_cohorts == 1:
+        return math.inf
+    num_tokens = 0
+    for sequence in waiting:
+        num_tokens += sequence.num_tokens
+        if num_tokens >= num_cohorts * most:
+            return math.inf
+    return num_tokens / num_cohorts

@@ -11,17 +11,20 @@ def token_delta(
     logprobs: Logprobs | None,
     row: int,
     num_logprobs: int | None,
+    num_cached_tokens: int,
 ) -> TokenDelta:
     """The delta of one sampled token; num_logprobs is what its request asked for.
 
     A token that ends the output, EOS included, is part of the delta: the text layer hides it.
     """
-    if num_logprobs is None or logprobs is None:
-        return TokenDelta(token_ids=(token_id,), finish_reason=finish_reason)
+    positions = None
+    if num_logprobs is not None and logprobs is not None:
+        positions = (_token_logprobs(logprobs, row, num_logprobs),)
     return TokenDelta(
         token_ids=(token_id,),
-        logprobs=(_token_logprobs(logprobs, row, num_logprobs),),
+        logprobs=positions,
         finish_reason=finish_reason,
+        num_cached_tokens=num_cached_tokens,
     )
 
 

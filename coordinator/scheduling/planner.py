@@ -3,10 +3,12 @@
 The planner is the one that knows what the workers hold. It does not choose sequences or blocks.
 """
 
+from array import array
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from common.requests import SamplingParams
 from common.state_digest import state_digest
@@ -18,21 +20,23 @@ WARM_UP_TOKEN = 0
 WARM_UP_STEP = 1
 
 
-class ScheduledRow(NamedTuple):
-    """A sequence and how many of its tokens a step computes, at least 1."""
+class ScheduledRows:
+    """Sequences of a step, and how many tokens it computes of each, at least 1."""
 
-    sequence: Sequence
-    num_tokens: int
-
-
-class _Held:
-    """How many tokens and blocks of one sequence the workers were sent."""
-
-    __slots__ = ("num_blocks", "num_tokens")
+    __slots__ = ("num_tokens", "sequences")
 
     def __init__(self) -> None:
-        self.num_tokens = 0
-        self.num_blocks = 0
+        self.sequences: list[Sequence] = []
+        self.num_tokens: list[int] = []
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.sequences)
+
+    def append(self, sequence: Sequence, num_tokens: int) -> None:
+        """Add one."""
+        self.sequences.append(sequence)
+        self.num_tokens.append(num_tokens)
 
 
 class StepPlanner:
@@ -44,7 +48,7 @@ class StepPlanner:
         self._epoch = 0
         self._generation = 0
         self._last_step = 0
-        self._held: dict[int, _Held] = {}
+        self._held: set[int] = set()
         self._finished: list[int] = []
         self._preempted: list[int] = []
 
@@ -64,27 +68,25 @@ class StepPlanner:
 
     def drop_finished(self, handle: int) -> None:
         """Let the next step tell the workers that a sequence is finished, if they hold it."""
-        if self._held.pop(handle, None) is not None:
+        if handle in self._held:
+            self._held.remove(handle)
             self._finished.append(handle)
 
     def drop_preempted(self, handle: int) -> None:
         """Let the next step tell the workers that a sequence is preempted, if they hold it."""
-        if self._held.pop(handle, None) is not None:
+        if handle in self._held:
+            self._held.remove(handle)
             self._preempted.append(handle)
 
-    def plan(self, rows: list[ScheduledRow]) -> SchedulerOutput:
+    def plan(self, *, new: ScheduledRows, cached: ScheduledRows) -> SchedulerOutput:
         """Write a step with these rows, perhaps none, and every drop not yet delivered.
 
-        Rows the workers do not hold come first. Computed counts are read as they are before the step.
+        new: those the workers do not hold. Computed counts are read as they are before the step.
         """
-        new: list[ScheduledRow] = []
-        cached: list[ScheduledRow] = []
-        for row in rows:
-            (cached if row.sequence.handle in self._held else new).append(row)
         return self._next_output(
-            new_requests=tuple(self._new_request(row.sequence) for row in new),
-            cached_requests=self._cached_requests([row.sequence for row in cached]),
-            counts=[row.num_tokens for row in (*new, *cached)],
+            new_requests=tuple(map(self._new_request, new.sequences)),
+            cached_requests=self._cached_requests(cached.sequences),
+            counts=new.num_tokens + cached.num_tokens,
         )
 
     def plan_warm_up(self, handle: int) -> SchedulerOutput:
@@ -108,11 +110,11 @@ class StepPlanner:
         return state_digest(
             (
                 sequence.handle,
-                (sequence.block_table[: held.num_blocks],),
+                (sequence.blocks.table[: sequence.num_sent_blocks],),
                 sequence.num_computed_tokens,
             )
             for sequence in sequences
-            if (held := self._held.get(sequence.handle)) is not None
+            if sequence.handle in self._held
         )
 
     def _next_output(
@@ -129,7 +131,7 @@ class StepPlanner:
             base_step=base_step,
             new_requests=new_requests,
             cached_requests=cached_requests,
-            num_scheduled_tokens=np.array(counts, dtype=np.int32),
+            num_scheduled_tokens=_column(array("i", counts), np.int32),
             finished_handles=np.array(self._finished, dtype=np.uint64),
             preempted_handles=np.array(self._preempted, dtype=np.uint64),
             want_state_digest=self._is_state_check(self._last_step),
@@ -144,44 +146,48 @@ class StepPlanner:
         return every > 0 and step % every == 0 and step > WARM_UP_STEP
 
     def _new_request(self, sequence: Sequence) -> NewRequest:
-        held = self._held[sequence.handle] = _Held()
-        held.num_tokens = sequence.num_tokens
-        held.num_blocks = len(sequence.block_table)
+        self._held.add(sequence.handle)
+        sequence.num_sent_tokens = sequence.num_tokens
+        sequence.num_sent_blocks = len(sequence.blocks.table)
         return NewRequest(
             handle=sequence.handle,
             token_ids=np.array(sequence.token_ids, dtype=np.int32),
             num_prompt_tokens=sequence.num_prompt_tokens,
             sampling=sequence.request.sampling,
-            block_ids=(np.array(sequence.block_table, dtype=np.int32),),
+            block_ids=(np.array(sequence.blocks.table, dtype=np.int32),),
             num_computed_tokens=sequence.num_computed_tokens,
         )
 
     def _cached_requests(self, sequences: list[Sequence]) -> CachedRequests:
-        token_ids: list[int] = []
-        block_ids: list[int] = []
-        token_ends = [0]
-        block_ends = [0]
+        # Runs over every row of every step: plain loops over few attributes, arrays made at once.
+        token_ids, block_ids = array("i"), array("i")
+        token_ends, block_ends = array("I", [0]), array("I", [0])
         for sequence in sequences:
-            held = self._held[sequence.handle]
-            num_tokens, num_blocks = len(sequence.token_ids), len(sequence.block_table)
-            if held.num_tokens < num_tokens:
-                token_ids.extend(sequence.token_ids[held.num_tokens :])
-                held.num_tokens = num_tokens
-            if held.num_blocks < num_blocks:
-                block_ids.extend(sequence.block_table[held.num_blocks :])
-                held.num_blocks = num_blocks
+            known, num_sent = sequence.token_ids, sequence.num_sent_tokens
+            if num_sent < len(known):
+                token_ids.extend(known[num_sent:])
+                sequence.num_sent_tokens = len(known)
+            table, num_sent = sequence.blocks.table, sequence.num_sent_blocks
+            if num_sent < len(table):
+                block_ids.extend(table[num_sent:])
+                sequence.num_sent_blocks = len(table)
             token_ends.append(len(token_ids))
             block_ends.append(len(block_ids))
+        handles = array("Q", [sequence.handle for sequence in sequences])
+        num_computed = array("i", [sequence.num_computed_tokens for sequence in sequences])
         return CachedRequests(
-            handles=np.array([sequence.handle for sequence in sequences], dtype=np.uint64),
-            num_computed_tokens=np.array(
-                [sequence.num_computed_tokens for sequence in sequences], dtype=np.int32
-            ),
+            handles=_column(handles, np.uint64),
+            num_computed_tokens=_column(num_computed, np.int32),
             new_block_ids=(_ragged(block_ids, block_ends),),
             new_token_ids=_ragged(token_ids, token_ends),
             token_source_steps=np.zeros(len(sequences), dtype=np.uint64),
         )
 
 
-def _ragged(values: list[int], offsets: list[int]) -> Ragged:
-    return Ragged(np.array(values, dtype=np.int32), np.array(offsets, dtype=np.uint32))
+def _ragged(values: "array[int]", offsets: "array[int]") -> Ragged:
+    return Ragged(_column(values, np.int32), _column(offsets, np.uint32))
+
+
+def _column(values: "array[int]", dtype: DTypeLike) -> NDArray[Any]:
+    """The array itself, seen by numpy."""
+    return np.frombuffer(values, dtype=dtype)

@@ -3,10 +3,10 @@
 from coordinator.scheduling.sequence import Sequence
 
 
-def youngest(running: dict[int, Sequence]) -> Sequence:
-    """The running sequence that came last, for first come, first served.
+def last_in_rank(running: dict[int, Sequence]) -> Sequence:
+    """The running sequence with the largest rank: the youngest of the least urgent ones.
 
-    `running` is in order of arrival. The oldest is chosen only when it is alone, and alone it
-    always finds blocks, so it always progresses and no two sequences can preempt each other for ever.
+    `running` is in order of rank. The first is chosen only when it is alone, and alone it always
+    finds blocks, so it always progresses and no two sequences can preempt each other for ever.
     """
     return next(reversed(running.values()))

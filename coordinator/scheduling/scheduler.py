@@ -4,40 +4,36 @@ There is no prefill or decode phase: a sequence's computed tokens catch up with 
 sequence that has caught up samples one more. Rules that hold at all times:
 
 - A sequence has at most one step in flight, and so has a cohort.
-- Running sequences stand in order of arrival, before every preempted one, before every new one; the
-  youngest running one gives way when blocks run out, so the oldest always progresses.
+- Running sequences stand in order of rank, which is that of arrival unless requests have priorities;
+  the last one gives way when blocks run out, so the first always progresses. Nobody gives way to a
+  sequence that still waits.
 - Blocks may be freed while a step that writes them is in flight: every rank runs steps in order, so
   their next owner's step overwrites them before it reads them.
+- A block is published to the prefix cache when the step that filled it is committed and its sequence
+  still runs, so others find only what every rank has computed. Nobody writes a full block again.
 - A sequence is admitted when blocks for all its known tokens are free and one more for every running
-  sequence, so what is admitted is not preempted again before others have grown by a block.
+  sequence, so what is admitted is not preempted again before others have grown by a block. The
+  watermark may ask for more.
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 from common.config import ScheduleConfig
-from common.errors import CacheFull, InvalidRequest, StepFailed
+from common.errors import CacheFull, InvalidRequest
 from common.requests import Request, TokenDelta
 from common.step import ModelRunnerOutput, SchedulerOutput
 from coordinator.kv.allocator import KVAllocator
 from coordinator.kv.block_pool import BlockPool
+from coordinator.kv.prefix_cache import NoPrefixCache, PrefixCache
 from coordinator.scheduling.budget import StepBudget
-from coordinator.scheduling.cohorts import Cohorts
+from coordinator.scheduling.cohorts import Cohorts, fair_tokens, insert_by_rank
+from coordinator.scheduling.counters import ScheduleCounters
 from coordinator.scheduling.deltas import token_delta
-from coordinator.scheduling.planner import ScheduledRow, StepPlanner
-from coordinator.scheduling.preemption import youngest
+from coordinator.scheduling.planned_step import PlannedStep
+from coordinator.scheduling.planner import ScheduledRows, StepPlanner
+from coordinator.scheduling.preemption import last_in_rank
 from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState
-from coordinator.scheduling.waiting_queue import FirstComeQueue, WaitingQueue
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _PlannedStep:
-    """A step in flight; cohort None: it belongs to no cohort. `sampling` maps handle to sequence."""
-
-    output: SchedulerOutput
-    cohort: int | None
-    sequences: tuple[Sequence, ...]
-    sampling: dict[int, Sequence]
+from coordinator.scheduling.waiting_queue import FirstComeQueue, PriorityQueue, WaitingQueue
 
 
 class Scheduler:
@@ -55,19 +51,28 @@ class Scheduler:
         block_size: int,
         max_model_len: int,
         eos_token_ids: frozenset[int],
+        has_prefix_cache: bool = True,
     ) -> None:
         self.config = config
         self._max_steps_in_flight = config.steps_in_flight(num_stages)
         self._eos_token_ids = eos_token_ids
-        self._allocator = KVAllocator(BlockPool(num_blocks), block_size=block_size)
+        self._allocator = KVAllocator(
+            BlockPool(num_blocks),
+            block_size=block_size,
+            prefixes=PrefixCache(block_size=block_size) if has_prefix_cache else NoPrefixCache(),
+        )
         self._planner = StepPlanner(check_state_every=config.check_state_every)
         self._cohorts = Cohorts(config.num_cohorts(num_stages))
-        self._waiting: WaitingQueue = FirstComeQueue(config.max_waiting)
+        queue_type = PriorityQueue if config.has_priorities else FirstComeQueue
+        self._waiting: WaitingQueue = queue_type(config.max_waiting)
+        self._num_watermark_blocks = int(config.admission_watermark * (num_blocks - 1))
         self._running: dict[int, Sequence] = {}
         self._sequences: dict[int, Sequence] = {}
-        self._in_flight: deque[_PlannedStep] = deque()
+        self._in_flight: deque[PlannedStep] = deque()
+        self._num_planned = 0
+        self._num_committed = 0
         self._last_handle = 0
-        self.num_preemptions = 0
+        self.counters = ScheduleCounters()
         self.max_sequence_len = min(max_model_len, self._allocator.capacity)
         """Most tokens of a sequence, prompt and output: the model's length or all the cache holds."""
 
@@ -103,6 +108,8 @@ class Scheduler:
             self.abort(handle)
         while self._in_flight:
             self._end_step(self._in_flight.popleft())
+        # The next generation's workers may have other keys and values in their blocks, or none.
+        self._allocator.forget_prefixes()
 
     def state_digest(self) -> bytes:
         """What workers must answer once they have run every step planned so far and no other."""
@@ -120,7 +127,13 @@ class Scheduler:
                 f"{self.max_sequence_len}",
                 param="prompt",
             )
-        sequence = Sequence(self._last_handle + 1, request, max_sequence_len=self.max_sequence_len)
+        sequence = Sequence(
+            self._last_handle + 1,
+            request,
+            max_sequence_len=self.max_sequence_len,
+            eos_token_ids=self._eos_token_ids,
+            has_priorities=self.config.has_priorities,
+        )
         self._waiting.append(sequence)
         self._last_handle = sequence.handle
         self._sequences[sequence.handle] = sequence
@@ -137,14 +150,15 @@ class Scheduler:
         if len(self._in_flight) >= self._max_steps_in_flight:
             return None
         for cohort in self._cohorts.idle_in_turn():
-            rows = self._choose_rows(cohort)
-            if rows:
-                return self._start_step(rows, cohort)
+            new, cached = self._choose_rows(cohort)
+            if new or cached:
+                return self._start_step(cohort, new=new, cached=cached)
         return None
 
     def plan_step_without_tokens(self) -> SchedulerOutput:
         """Plan a step that only tells the workers which requests are finished or preempted."""
-        return self._start_rowless_step(self._planner.plan([]))
+        nothing = ScheduledRows()
+        return self._start_rowless_step(self._planner.plan(new=nothing, cached=nothing))
 
     def plan_warm_up(self) -> SchedulerOutput:
         """Plan a step through all stages that touches only the null block; its token is discarded."""
@@ -166,70 +180,112 @@ class Scheduler:
             self.abort(handle)
         if step.cohort is None:
             return []
-        _check_result(step, result)
-        return self._commit_tokens(step, result)
+        sampling = step.sampled(result)
+        self._publish_prefixes(step.filling)
+        return self._commit_tokens(sampling, result)
 
-    def _choose_rows(self, cohort: int) -> list[ScheduledRow]:
+    def _choose_rows(self, cohort: int) -> tuple[ScheduledRows, ScheduledRows]:
+        """Rows the workers do not hold yet, and rows they hold."""
         self._cohorts.even_out(cohort)
         budget = StepBudget(
             num_tokens=self.config.max_num_batched_tokens,
             num_seats=self.config.sequence_limit - len(self._running),
         )
-        num_preemptions = self.num_preemptions
-        rows = self._continue_running(cohort, budget)
-        if self.num_preemptions == num_preemptions:
-            rows += self._admit_waiting(cohort, budget)
-        return rows
+        num_preemptions = self.counters.num_preemptions
+        cached = self._continue_running(cohort, budget)
+        if self.counters.num_preemptions > num_preemptions:
+            return ScheduledRows(), cached
+        return self._admit_waiting(cohort, budget), cached
 
-    def _continue_running(self, cohort: int, budget: StepBudget) -> list[ScheduledRow]:
-        rows: list[ScheduledRow] = []
+    def _continue_running(self, cohort: int, budget: StepBudget) -> ScheduledRows:
+        # Runs over every row of every step, so a row that needs nothing but a token costs little.
+        rows = ScheduledRows()
         for sequence in self._cohorts.members(cohort):
-            is_preempted = sequence.state is not SequenceState.RUNNING
-            if not budget.num_tokens or is_preempted or not self._make_room(sequence):
-                break  # the victims are the youngest, so nothing behind a preempted one runs
-            num_missing = sequence.num_tokens - sequence.num_computed_tokens
-            rows.append(ScheduledRow(sequence, budget.take_tokens(num_missing)))
+            if not budget.num_tokens or sequence.state is not SequenceState.RUNNING:
+                break  # the victims are the last ones, so nothing behind a preempted one runs
+            num_tokens = len(sequence.token_ids)
+            if num_tokens > sequence.blocks.num_slots and not self._make_room(sequence):
+                break
+            num_missing = num_tokens - sequence.num_computed_tokens
+            if num_missing > 1:
+                num_missing = budget.fit(self._chunk(num_missing))
+            budget.num_tokens -= num_missing
+            rows.append(sequence, num_missing)
         return rows
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Give a sequence blocks for its known tokens; False when it was preempted itself."""
         while True:
             try:
-                self._allocator.append(sequence.block_table, sequence.num_tokens)
+                self._allocator.append(sequence.blocks, sequence.num_tokens)
             except CacheFull:
-                victim = youngest(self._running)
+                victim = last_in_rank(self._running)
                 self._preempt(victim)
                 if victim is sequence:
                     return False
             else:
                 return True
 
-    def _admit_waiting(self, cohort: int, budget: StepBudget) -> list[ScheduledRow]:
-        rows: list[ScheduledRow] = []
+    def _admit_waiting(self, cohort: int, budget: StepBudget) -> ScheduledRows:
         num_sequences = min(len(self._running) + len(self._waiting), self.config.sequence_limit)
-        fair_size = self._cohorts.fair_size(num_sequences)
-        while budget.num_tokens and budget.num_seats and self._cohorts.size(cohort) < fair_size:
+        num_places = self._cohorts.fair_size(num_sequences) - self._cohorts.size(cohort)
+        rows = ScheduledRows()
+        if not self._waiting or min(num_places, budget.num_seats, budget.num_tokens) < 1:
+            return rows
+        num_tokens_left = fair_tokens(
+            self._waiting,
+            num_cohorts=self._cohorts.num_idle,
+            most=self.config.max_num_batched_tokens,
+        )
+        while budget.num_tokens and budget.num_seats and len(rows) < num_places:
             sequence = self._waiting.peek()
             # A preempted sequence waits for the token of its step in flight, and all behind it wait.
-            if sequence is None or sequence.is_in_flight or not self._admit(sequence, cohort):
+            if sequence is None or sequence.last_step > self._num_committed:
+                break
+            # What would lie beyond this cohort's share for the most part is left to another one.
+            is_for_others = bool(rows) and sequence.num_tokens > 2 * num_tokens_left
+            if is_for_others or not self._admit(sequence, cohort):
                 break
             budget.take_seat()
-            rows.append(ScheduledRow(sequence, budget.take_tokens(sequence.num_tokens)))
+            num_tokens_left -= sequence.num_tokens
+            num_missing = budget.fit(
+                self._chunk(sequence.num_tokens - sequence.num_computed_tokens)
+            )
+            budget.num_tokens -= num_missing
+            rows.append(sequence, num_missing)
         return rows
+
+    def _chunk(self, num_missing: int) -> int:
+        """What a step computes of so many tokens of a prompt: not all where others need the step."""
+        most = self.config.max_prefill_chunk
+        if most is None or len(self._sequences) == 1:
+            return num_missing
+        return min(num_missing, most)
 
     def _admit(self, sequence: Sequence, cohort: int) -> bool:
         """Let a waiting sequence run; False when the blocks do not suffice."""
         try:
-            sequence.block_table = self._allocator.reserve(
-                sequence.num_tokens, num_spare=len(self._running)
+            num_computed = self._allocator.reserve(
+                sequence.blocks, sequence.token_ids, num_spare=self._num_spare_blocks
             )
         except CacheFull:
             return False
+        sequence.num_computed_tokens = num_computed
+        if not sequence.was_admitted:
+            sequence.was_admitted = True
+            sequence.num_cached_tokens = num_computed
+            self.counters.note_prompt(num_tokens=sequence.num_tokens, num_cached=num_computed)
         self._waiting.remove(sequence)
         sequence.move(SequenceEvent.ADMIT)
-        self._running[sequence.handle] = sequence
+        insert_by_rank(self._running, sequence)
         self._cohorts.join(sequence, cohort)
         return True
+
+    @property
+    def _num_spare_blocks(self) -> int:
+        """Free blocks an admission must leave: one for each running sequence, and the watermark."""
+        num_running = len(self._running)
+        return max(num_running, self._num_watermark_blocks) if num_running else 0
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take everything computed away; a token in flight is still committed."""
@@ -238,7 +294,7 @@ class Scheduler:
         sequence.move(SequenceEvent.PREEMPT)
         self._waiting.return_preempted(sequence)
         self._planner.drop_preempted(sequence.handle)
-        self.num_preemptions += 1
+        self.counters.num_preemptions += 1
 
     def _finish(self, sequence: Sequence) -> None:
         if sequence.state is SequenceState.RUNNING:
@@ -252,68 +308,79 @@ class Scheduler:
     def _stop_running(self, sequence: Sequence) -> None:
         del self._running[sequence.handle]
         self._cohorts.leave(sequence)
-        self._allocator.release(sequence.block_table)
+        self._allocator.release(sequence.blocks)
 
-    def _start_step(self, rows: list[ScheduledRow], cohort: int) -> SchedulerOutput:
-        output = self._planner.plan(rows)
-        sampling: dict[int, Sequence] = {}
-        for sequence, num_tokens in rows:
-            sequence.num_computed_tokens += num_tokens
-            sequence.is_in_flight = True
-            if sequence.num_computed_tokens == sequence.num_tokens:
-                sampling[sequence.handle] = sequence
+    def _start_step(
+        self, cohort: int, *, new: ScheduledRows, cached: ScheduledRows
+    ) -> SchedulerOutput:
+        output = self._planner.plan(new=new, cached=cached)
+        sampling: list[Sequence] = []
+        filling: list[Sequence] = []
+        self._num_planned += 1
+        last_step = self._num_planned
+        for rows in (new, cached):
+            for sequence, num_tokens in zip(rows.sequences, rows.num_tokens, strict=True):
+                num_computed = sequence.num_computed_tokens + num_tokens
+                sequence.num_computed_tokens = num_computed
+                sequence.last_step = last_step
+                if num_computed == len(sequence.token_ids):
+                    sampling.append(sequence)
+                if num_computed >= sequence.blocks.publish_at:
+                    filling.append(sequence)
         self._cohorts.start_step(cohort)
-        sequences = tuple(row.sequence for row in rows)
         self._in_flight.append(
-            _PlannedStep(output=output, cohort=cohort, sequences=sequences, sampling=sampling)
+            PlannedStep(
+                output=output, cohort=cohort, sampling=tuple(sampling), filling=tuple(filling)
+            )
         )
         return output
 
     def _start_rowless_step(self, output: SchedulerOutput) -> SchedulerOutput:
-        self._in_flight.append(_PlannedStep(output=output, cohort=None, sequences=(), sampling={}))
+        self._num_planned += 1
+        self._in_flight.append(PlannedStep(output=output, cohort=None))
         return output
 
-    def _end_step(self, step: _PlannedStep) -> None:
-        for sequence in step.sequences:
-            sequence.is_in_flight = False
+    def _end_step(self, step: PlannedStep) -> None:
+        self._num_committed += 1
         if step.cohort is not None:
             self._cohorts.end_step(step.cohort)
 
+    def _publish_prefixes(self, filling: tuple[Sequence, ...]) -> None:
+        """Let others find the blocks a step has filled."""
+        for sequence in filling:
+            # One that was preempted or has ended since has no blocks.
+            if sequence.state is SequenceState.RUNNING:
+                self._allocator.publish(
+                    sequence.blocks, sequence.token_ids, num_computed=sequence.num_computed_tokens
+                )
+
     def _commit_tokens(
-        self, step: _PlannedStep, result: ModelRunnerOutput
+        self, sampling: list[Sequence], result: ModelRunnerOutput
     ) -> list[tuple[int, TokenDelta]]:
         deltas: list[tuple[int, TokenDelta]] = []
+        logprobs = result.logprobs
         token_ids = result.sampled_token_ids.values.tolist()
-        for row, handle in enumerate(result.handles.tolist()):
-            sequence = step.sampling[handle]
+        for row, (sequence, token_id) in enumerate(zip(sampling, token_ids, strict=True)):
             if sequence.state is SequenceState.FINISHED:
                 continue  # aborted while in flight
-            finish_reason = sequence.append(token_ids[row], eos_token_ids=self._eos_token_ids)
-            delta = token_delta(
-                token_ids[row],
-                finish_reason=finish_reason,
-                logprobs=result.logprobs,
-                row=row,
-                num_logprobs=sequence.request.sampling.num_logprobs,
-            )
-            deltas.append((handle, delta))
+            finish_reason = sequence.append(token_id)
+            if logprobs is None:
+                delta = TokenDelta(
+                    token_ids=(token_id,),
+                    finish_reason=finish_reason,
+                    num_cached_tokens=sequence.num_cached_tokens,
+                )
+            else:
+                delta = token_delta(
+                    token_id,
+                    finish_reason=finish_reason,
+                    logprobs=logprobs,
+                    row=row,
+                    num_logprobs=sequence.request.sampling.num_logprobs,
+                    num_cached_tokens=sequence.num_cached_tokens,
+                )
+            deltas.append((sequence.handle, delta))
             if finish_reason is not None:
                 self._finish(sequence)
+        self.counters.num_generated_tokens += len(deltas)
         return deltas
-
-
-def _check_result(step: _PlannedStep, result: ModelRunnerOutput) -> None:
-    """Every row that had to sample has one token or an error, and no other has a token."""
-    if result.key.step_id != step.output.step_id:
-        raise StepFailed(f"{result.key.step_id} was answered in place of {step.output.step_id}")
-    handles = result.handles.tolist()
-    failed = {handle for handle, _ in result.request_errors}
-    if (
-        len(result.sampled_token_ids.values) != len(handles)
-        or len(set(handles)) != len(handles)
-        or set(handles) != step.sampling.keys() - failed
-    ):
-        raise StepFailed(
-            f"step {step.output.step_id.step} had to sample {len(step.sampling)} requests and the "
-            f"result names {len(handles)} with {len(result.sampled_token_ids.values)} tokens"
-        )

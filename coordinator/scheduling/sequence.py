@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 from common.requests import FinishReason, Request
 from common.transitions import Transitions
+from coordinator.kv.allocator import SequenceBlocks
 
 TOKEN_TYPECODE = "i"
 
@@ -40,32 +41,58 @@ class Sequence:
     """The tokens of one request and how far they are computed.
 
     token_ids: prompt, then committed output. num_computed_tokens counts tokens whose keys and values
-    stand in block_table once the step in flight is done. max_len: most tokens, prompt included.
+    stand in its blocks once the step in flight is done. num_cached_tokens: prompt tokens that were
+    found computed at its first admission. max_len: most tokens, prompt included.
+    rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: the
+    scheduler's count of steps when one computed it last. num_sent_tokens, num_sent_blocks: how much of
+    it the workers were told, kept by the planner. end_token_ids: tokens that end the output.
     """
 
     __slots__ = (
-        "block_table",
+        "blocks",
         "cohort",
+        "end_token_ids",
         "handle",
-        "is_in_flight",
+        "last_step",
         "max_len",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
+        "num_sent_blocks",
+        "num_sent_tokens",
+        "rank",
         "request",
         "state",
         "token_ids",
+        "was_admitted",
     )
 
-    def __init__(self, handle: int, request: Request, *, max_sequence_len: int) -> None:
+    def __init__(
+        self,
+        handle: int,
+        request: Request,
+        *,
+        max_sequence_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        has_priorities: bool = False,
+    ) -> None:
         self.handle = handle
         self.request = request
+        self.rank = (request.priority if has_priorities else 0, handle)
         self.token_ids = array(TOKEN_TYPECODE, request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_len = min(max_sequence_len, self.num_prompt_tokens + request.stopping.max_tokens)
+        self.end_token_ids = request.stopping.stop_token_ids
+        if not request.stopping.ignore_eos:
+            self.end_token_ids |= eos_token_ids
         self.num_computed_tokens = 0
-        self.block_table: list[int] = []
+        self.num_sent_tokens = 0
+        self.num_sent_blocks = 0
+        self.was_admitted = False
+        self.num_cached_tokens = 0
+        self.blocks = SequenceBlocks()
         self.cohort = 0
-        self.is_in_flight = False
+        self.last_step = 0
         self.state = SequenceState.WAITING
 
     @property
@@ -77,12 +104,9 @@ class Sequence:
         """Change state; raises WrongState when the event cannot happen in this one."""
         self.state = TRANSITIONS.next(self.state, event)
 
-    def append(self, token_id: int, *, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """Commit one sampled token and say whether it ends the output: EOS, stop token, length."""
+    def append(self, token_id: int) -> FinishReason | None:
+        """Commit one sampled token and say whether it ends the output: end token, then length."""
         self.token_ids.append(token_id)
-        stopping = self.request.stopping
-        if token_id in eos_token_ids and not stopping.ignore_eos:
-            return FinishReason.STOP
-        if token_id in stopping.stop_token_ids:
+        if token_id in self.end_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None

@@ -1,5 +1,8 @@
 """The order in which waiting sequences are admitted, behind one protocol."""
 
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import chain
 from typing import Protocol
 
 from common.errors import Overloaded
@@ -11,6 +14,10 @@ class WaitingQueue(Protocol):
 
     def __len__(self) -> int:
         """Sequences waiting."""
+        ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Sequences waiting, the one to admit next first."""
         ...
 
     def append(self, sequence: Sequence) -> None:
@@ -42,10 +49,13 @@ class FirstComeQueue:
         """Sequences waiting, preempted ones included."""
         return len(self._preempted) + len(self._fresh)
 
+    def __iter__(self) -> Iterator[Sequence]:
+        """Oldest first."""
+        return chain(reversed(self._preempted.values()), self._fresh.values())
+
     def append(self, sequence: Sequence) -> None:
         """Take a new sequence at the back."""
-        if len(self) >= self._max_waiting:
-            raise Overloaded(f"{len(self)} requests are waiting already; try again later")
+        _check_room(len(self), self._max_waiting)
         self._fresh[sequence.handle] = sequence
 
     def return_preempted(self, sequence: Sequence) -> None:
@@ -57,11 +67,50 @@ class FirstComeQueue:
 
     def peek(self) -> Sequence | None:
         """The oldest sequence."""
-        if self._preempted:
-            return next(reversed(self._preempted.values()))
-        return next(iter(self._fresh.values()), None)
+        return next(iter(self), None)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out of the part it stands in."""
         part = self._preempted if sequence.handle in self._preempted else self._fresh
         del part[sequence.handle]
+
+
+class PriorityQueue:
+    """The smallest rank first, so by priority and then by arrival, preempted ones like new ones."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._ranks: list[tuple[int, int]] = []
+        self._sequence_by_rank: dict[tuple[int, int], Sequence] = {}
+
+    def __len__(self) -> int:
+        """Sequences waiting, preempted ones included."""
+        return len(self._ranks)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Smallest rank first."""
+        return map(self._sequence_by_rank.__getitem__, self._ranks)
+
+    def append(self, sequence: Sequence) -> None:
+        """Take a new sequence at its place."""
+        _check_room(len(self), self._max_waiting)
+        self.return_preempted(sequence)
+
+    def return_preempted(self, sequence: Sequence) -> None:
+        """Take a preempted sequence at its place."""
+        insort(self._ranks, sequence.rank)
+        self._sequence_by_rank[sequence.rank] = sequence
+
+    def peek(self) -> Sequence | None:
+        """The sequence with the smallest rank."""
+        return next(iter(self), None)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of its place."""
+        del self._sequence_by_rank[sequence.rank]
+        del self._ranks[bisect_left(self._ranks, sequence.rank)]
+
+
+def _check_room(num_waiting: int, max_waiting: int) -> None:
+    if num_waiting >= max_waiting:
+        raise Overloaded(f"{num_waiting} requests are waiting already; try again later")

@@ -1,18 +1,23 @@
-"""How a benchmark reports: a table on stdout, and JSON with the machine it ran on if a path is given."""
+"""How a benchmark reports: a table on stdout, and JSON with what it depends on if a path is given."""
 
 import argparse
 import json
-import os
-import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+
+from tests.benchmarks.machine import commit, machine, versions
 
 Row = dict[str, str | int | float]
 
 
-def report(question: str, rows: list[Row]) -> None:
-    """Print the rows as a table under the question; with --json PATH write them there too."""
+def report(question: str, rows: list[Row], *, peers: Mapping[str, str] | None = None) -> None:
+    """Print the rows as a table under the question; with --json PATH write them there too.
+
+    peers: versions of what was compared with.
+    """
     parser = argparse.ArgumentParser(description=question)
-    parser.add_argument("--json", type=Path, help="file to write rows and machine to")
+    parser.add_argument("--json", type=Path, help="file to write rows, machine and versions to")
     print(question)
     columns = list(rows[0])
     cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
@@ -21,12 +26,15 @@ def report(question: str, rows: list[Row]) -> None:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     path: Path | None = parser.parse_args().json
     if path is not None:
-        machine = {
-            "cpus": os.cpu_count(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
+        facts = {
+            "question": question,
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": commit(),
+            "machine": machine(),
+            "versions": versions() | dict(peers or {}),
+            "rows": rows,
         }
-        path.write_text(json.dumps({"question": question, "machine": machine, "rows": rows}))
+        path.write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def _cell(value: str | float) -> str:

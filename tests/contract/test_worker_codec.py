@@ -35,6 +35,7 @@ LOAD = LoadModel(
     max_num_batched_tokens=512,
     max_num_seqs=64,
     block_size=16,
+    quantization="int4",
 )
 BEGIN = BeginGeneration(generation=2, rank=RANK, layout=LAYOUT, max_steps_in_flight=3)
 PEERS = (
@@ -58,6 +59,8 @@ ANSWERS = {
         epoch=3,
         generation=4,
         num_threads=2,
+        num_loads=1,
+        quantizations=("int8", "int4"),
     ),
     "load_report": LoadReport(
         parameter_bytes=1 << 33,
@@ -119,6 +122,7 @@ def test_peers():
     [
         ("load_model", "end_layer", {"end_layer": 15}),
         ("load_model", "block_size", {"block_size": 0}),
+        ("load_model", "quantization", {"quantization": "int3"}),
         ("load_model", "rank.stage", {"rank": worker_pb2.Rank(stage=2)}),
         ("load_model", "layout.num_stages", {"layout": worker_pb2.Layout(tensor_parallel_size=1)}),
         ("begin_generation", "generation", {"generation": 0}),

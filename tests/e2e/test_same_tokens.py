@@ -115,6 +115,30 @@ async def test_tiny_checkpoint(
     compare(placement, texts, tiny_references)
 
 
+@pytest.mark.parametrize("placement", ["uniproc", "local pp 2"])
+async def test_tiny_checkpoint_with_shared_prefixes(tiny: Path, placement: str) -> None:
+    """Prompts that begin alike, again and again, with too few blocks to keep them: the same tokens."""
+    draw = random.Random(9)
+    stems = [[draw.randrange(256) for _ in range(length)] for length in (40, 61)]
+    prompts = [
+        stem + [draw.randrange(256) for _ in range(length)]
+        for length in (1, 7, 18)
+        for stem in stems
+    ]
+    reference = TransformersReference(tiny)
+    references = [reference.greedy(prompt, NUM_TINY_TOKENS) for prompt in prompts]
+    schedule = ScheduleConfig(max_num_batched_tokens=64, max_num_seqs=8, check_state_every=1)
+    cache = CacheConfig(block_size=4, num_blocks=1 + 176 // 4)
+    async with serving(tiny, placement, cache=cache, schedule=schedule) as replica:
+        for round_ in range(3):
+            texts = await generate(replica, prompts, num_tokens=NUM_TINY_TOKENS)
+            compare(f"{placement}, round {round_}", texts, references)
+        status = replica.status("tiny")
+    assert status.num_preemptions > 0
+    assert status.num_cached_tokens > 0
+    assert status.num_state_drifts == 0 < status.num_state_checks
+
+
 async def test_tiny_checkpoint_draws_the_same_everywhere(
     tiny: Path, tiny_prompts: list[list[int]]
 ) -> None:

@@ -26,6 +26,7 @@ REBUILDING = ClusterStatus(
             num_loads=1 + stage,
             phase=phase,
             seconds_in_phase=0.5,
+            num_prefill_tokens=900 + stage,
         )
         for stage, cause, phase in ((0, "", "COMPUTE"), (1, "killed by SIGKILL", ""))
     ),
@@ -35,5 +36,10 @@ REBUILDING = ClusterStatus(
     num_free_blocks=100,
     lost_generations=(LostGeneration(generation=2, cause="stage 1 lost", ended_at=0.0),),
     num_invalid_steps=1,
+    num_state_checks=9,
+    num_prompt_tokens=2000,
+    num_cached_tokens=500,
+    num_generated_tokens=320,
+    num_preemptions=4,
 )
 """A group of two that lost its second rank; every field has a value of its own."""

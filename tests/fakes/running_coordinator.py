@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +74,16 @@ class RunningCoordinator:
 
 
 @contextmanager
-def running_coordinator(flags: Mapping[str, Any]) -> Iterator[RunningCoordinator]:
-    """Start a coordinator with these settings on the CPU; it is killed if it does not end itself."""
+def running_coordinator(
+    flags: Mapping[str, Any], *, run: Sequence[str] = ("-c", RUN)
+) -> Iterator[RunningCoordinator]:
+    """Start a coordinator with these settings on the CPU; it is killed if it does not end itself.
+
+    run: what Python runs, with the settings as its last argument; it must print what RUN prints.
+    """
     given = {"grpc_port": 0, "http_port": 0, "device": "cpu", "threads": 1, **flags}
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN, json.dumps(given)],
+        [sys.executable, *run, json.dumps(given)],
         cwd=ROOT,
         env=child_environment(),
         stdout=subprocess.PIPE,

@@ -6,6 +6,7 @@ count or token either fails validation or changes the tokens that come out.
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -156,7 +157,8 @@ class ScriptedModel:
             raise InvalidStep(f"{len(rows)} rows with {sum(counts)} tokens are over the budget")
         for row, count in zip(rows, counts, strict=True):
             self._check_row(row, count)
-        self._check_ownership({**held, **{row.handle: row for row in rows}})
+        after = {**held, **{row.handle: row for row in rows}}
+        self._check_writers(rows, counts, after)
 
     def _check_row(self, row: KnownRequest, count: int) -> None:
         limits = self._limits
@@ -173,12 +175,18 @@ class ScriptedModel:
         if any(not 0 <= token < limits.vocab_size for token in row.token_ids):
             raise InvalidStep(f"handle {row.handle}: a token id is out of range")
 
-    def _check_ownership(self, requests: dict[int, KnownRequest]) -> None:
-        owners: dict[int, int] = {}
-        for request in requests.values():
-            for block in request.block_ids:
-                if block and owners.setdefault(block, request.handle) != request.handle:
-                    raise InvalidStep(f"block {block} belongs to two requests")
+    def _check_writers(
+        self, rows: list[KnownRequest], counts: list[int], after: dict[int, KnownRequest]
+    ) -> None:
+        """Blocks may be shared to be read; one that a row writes is in its table alone, and once."""
+        num_places = Counter(block for request in after.values() for block in request.block_ids)
+        block_size = self._limits.block_size
+        for row, count in zip(rows, counts, strict=True):
+            first = row.num_computed_tokens // block_size
+            last = (row.num_computed_tokens + count - 1) // block_size
+            for block in row.block_ids[first : last + 1]:
+                if block and num_places[block] > 1:
+                    raise InvalidStep(f"block {block} is written by handle {row.handle} but shared")
 
     def _slots_of(self, request: KnownRequest, start: int, end: int) -> Int32s:
         positions = np.arange(start, end)

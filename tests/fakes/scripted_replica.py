@@ -1,7 +1,7 @@
 """A scheduler and a scripted model joined without a loop: the test says when a step is answered.
 
 Checks on every step what must hold for all of them: budgets, one step in flight per request, every
-finished or preempted request told to the workers once.
+finished or preempted request told to the workers once, and equal books where the step asks for them.
 """
 
 from collections import defaultdict, deque
@@ -21,6 +21,7 @@ def request(
     ignore_eos: bool = False,
     stop_token_ids: frozenset[int] = frozenset(),
     num_logprobs: int | None = None,
+    priority: int = 0,
 ) -> Request:
     """A greedy request."""
     return Request(
@@ -30,6 +31,7 @@ def request(
         stopping=StopParams(
             max_tokens=max_tokens, ignore_eos=ignore_eos, stop_token_ids=stop_token_ids
         ),
+        priority=priority,
     )
 
 
@@ -52,6 +54,7 @@ class ScriptedReplica:
         eos_token_ids: frozenset[int] = frozenset(),
         vocab_size: int = 256,
         poison_token_id: int | None = None,
+        has_prefix_cache: bool = True,
     ) -> None:
         self.scheduler = Scheduler(
             config,
@@ -60,6 +63,7 @@ class ScriptedReplica:
             block_size=block_size,
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
+            has_prefix_cache=has_prefix_cache,
         )
         self.scheduler.begin_generation(epoch=1, generation=1)
         self._config = config
@@ -81,6 +85,7 @@ class ScriptedReplica:
         self.finish_reasons: dict[int, FinishReason] = {}
         self.finished_handles: list[int] = []
         self.num_preempted_handles = 0
+        self.num_computed_tokens = 0
 
     @property
     def known_handles(self) -> frozenset[int]:
@@ -121,6 +126,9 @@ class ScriptedReplica:
         assert output.total_num_scheduled_tokens <= self._config.max_num_batched_tokens
         self._last_step += 1
         rows = self._model.apply(output)  # a handle dropped twice fails here
+        if output.want_state_digest:
+            assert self._model.state_digest() == self.scheduler.state_digest(), "the books differ"
+        self.num_computed_tokens += output.total_num_scheduled_tokens
         self.finished_handles += output.finished_handles.tolist()
         self.num_preempted_handles += len(output.preempted_handles)
         result = runner_output(

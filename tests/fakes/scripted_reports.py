@@ -28,7 +28,7 @@ def worker_info(
     held: HeldStage | None,
     num_loads: int,
 ) -> WorkerInfo:
-    """A float32 worker of this protocol version."""
+    """A float32 worker of this protocol version, which also holds int8 weights."""
     return WorkerInfo(
         protocol_min=PROTOCOL_VERSION,
         protocol_max=PROTOCOL_VERSION,
@@ -44,6 +44,7 @@ def worker_info(
         num_threads=1,
         held_stage=held,
         num_loads=num_loads,
+        quantizations=("int8",),
     )
 
 

@@ -21,6 +21,7 @@ from coordinator.executors.executor import Executor
 from coordinator.executors.fleet import LocalFleet
 from coordinator.executors.local_process import LocalWorker, WorkerProcess
 from coordinator.executors.remote import RemoteWorker
+from tests.fakes.step_answer import step_answer
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 
 TOLD_WITHIN_S = 1.0
@@ -92,9 +93,7 @@ async def killed(worker: LocalWorker) -> float:
 async def test_step_in_flight_fails_naming_rank_and_cause(executor, workers, stage):
     """The step does not wait for the surviving rank, and the topology keeps the cause."""
     psutil.Process(workers[stage].process.pid).suspend()
-    step = asyncio.ensure_future(
-        executor.sample_tokens(executor.execute_model(empty_step(executor)))
-    )
+    step = asyncio.ensure_future(step_answer(executor, empty_step(executor)))
     await asyncio.sleep(0.1)
     assert not step.done()
     killed_at = await killed(workers[stage])
@@ -114,7 +113,7 @@ async def test_loss_of_an_idle_worker_is_told(executor, workers):
     async with asyncio.timeout(TOLD_WITHIN_S):
         assert "stage 1" in str(await told.get())
         with pytest.raises(WorkerLost, match=r"stage 1 .* lost: killed by SIGKILL"):
-            await executor.sample_tokens(executor.execute_model(empty_step(executor)))
+            await step_answer(executor, empty_step(executor))
 
 
 async def test_remote_worker_that_is_killed_is_told_by_its_connection(model):
@@ -128,7 +127,7 @@ async def test_remote_worker_that_is_killed_is_told_by_its_connection(model):
     try:
         await remote.initialize(await remote.determine_available_memory())
         psutil.Process(process.pid).suspend()
-        step = asyncio.ensure_future(remote.sample_tokens(remote.execute_model(empty_step(remote))))
+        step = asyncio.ensure_future(step_answer(remote, empty_step(remote)))
         await asyncio.sleep(0.1)
         psutil.Process(process.pid).kill()
         with pytest.raises(WorkerLost, match=r"^stage 0 \(127.0.0.1:\d+\) lost: connection closed"):

@@ -43,6 +43,8 @@ POLL_S = 0.05
 SETTLED_S = 3.0
 """Connections whose other end is gone are closed a while later."""
 PATIENCE_S = 30.0
+STEMS = ([], [1] * 40, [2] * 60)
+"""Beginnings that prompts have in common, so that blocks are shared, and evicted since they are few."""
 POOL_THREADS = 4
 """By so many the thread pools of asyncio and gRPC may grow; a leak would be one a request."""
 KIB = 1024
@@ -119,7 +121,7 @@ async def one_request(
     address: str, client: AsyncClient, draw: random.Random, tally: Tally, *, request_id: str
 ) -> None:
     """Ask for something random and read it, abort it, leave it, or vanish with the connection."""
-    prompt = [draw.randrange(256) for _ in range(draw.randint(1, 300))]
+    prompt = draw.choice(STEMS) + [draw.randrange(256) for _ in range(draw.randint(1, 300))]
     options = {
         "request_id": request_id,
         "max_tokens": draw.randint(1, 150),

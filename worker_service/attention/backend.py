@@ -1,14 +1,17 @@
 """The seam between models and attention: a backend's protocol and the Attend object layers call.
 
-Legend: T tokens of the step, N query heads, K key heads, S slots of the cache, D head size.
+Legend: T tokens of the step, N query heads, K key heads, H = N + 2K, S slots of the cache,
+D head size.
 """
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from worker_service.attention.kv_cache import KVCache
 from worker_service.attention.metadata import AttentionMetadata
+from worker_service.kernels.rotary import Rotation
 
 
 class AttentionBackend(Protocol):
@@ -20,23 +23,36 @@ class AttentionBackend(Protocol):
         """Work out once what every layer of the step needs."""
         ...
 
-    def store(
-        self, plan: Any, *, k_TKD: Tensor, v_TKD: Tensor, keys_KSD: Tensor, values_KSD: Tensor
-    ) -> None:
-        """Write the step's keys and values to their slots; slot -1 writes nothing."""
-        ...
-
     def attend(
         self,
         plan: Any,
         *,
-        q_TND: Tensor,
-        k_TKD: Tensor,
-        v_TKD: Tensor,
+        qkv_THD: Tensor,
+        rotation: Rotation | None,
         keys_KSD: Tensor,
         values_KSD: Tensor,
     ) -> Tensor:
-        """Attend from the step's queries to their rows' stored tokens up to themselves; [T, N, D]."""
+        """Rotate queries and keys, store keys and values, attend; dense [T, N, D].
+
+        Queries see their row's stored tokens up to themselves; a token whose slot is -1 is not
+        stored. The rotation is the same object for all layers of a step, None: none.
+        """
+        ...
+
+    def native_step(
+        self,
+        plan: Any,
+        *,
+        num_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        rotation: Rotation | None,
+        num_slots: int,
+    ) -> Tensor | None:
+        """The step as native kernels read it, an AttentionStep; None from other backends.
+
+        num_heads counts H.
+        """
         ...
 
 
@@ -51,11 +67,32 @@ class Attend:
         keys_KSD, _ = kv_cache.slots(0)
         self._plan = backend.plan(metadata, num_kv_heads=keys_KSD.shape[0])
 
-    def __call__(self, layer: int, q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        """Store keys and values of the stage's layer `layer` (from 0), then attend; [T, N, D]."""
+    def __call__(self, layer: int, qkv_THD: Tensor, rotation: Rotation | None) -> Tensor:
+        """Attend as the stage's layer `layer` (from 0): N query, K key and K value heads; [T, N, D]."""
         keys_KSD, values_KSD = self._kv_cache.slots(layer)
-        backend, plan = self._backend, self._plan
-        backend.store(plan, k_TKD=k_TKD, v_TKD=v_TKD, keys_KSD=keys_KSD, values_KSD=values_KSD)
-        return backend.attend(
-            plan, q_TND=q_TND, k_TKD=k_TKD, v_TKD=v_TKD, keys_KSD=keys_KSD, values_KSD=values_KSD
+        return self._backend.attend(
+            self._plan,
+            qkv_THD=qkv_THD,
+            rotation=rotation,
+            keys_KSD=keys_KSD,
+            values_KSD=values_KSD,
         )
+
+    def native_step(
+        self, *, num_heads: int, head_size: int, dtype: torch.dtype, rotation: Rotation | None
+    ) -> Tensor | None:
+        """The step as native kernels read it, where the backend is native; num_heads counts H."""
+        keys_KSD, _ = self._kv_cache.slots(0)
+        return self._backend.native_step(
+            self._plan,
+            num_heads=num_heads,
+            head_size=head_size,
+            dtype=dtype,
+            rotation=rotation,
+            num_slots=keys_KSD.shape[1],
+        )
+
+    @property
+    def addresses(self) -> Tensor:
+        """Where each layer's cached keys and values begin; int64."""
+        return self._kv_cache.addresses

@@ -3,12 +3,14 @@
 Legend: K key heads, S slots (blocks times block size), D head size.
 """
 
+import math
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from common.worker_api import KVCacheSpec
+from worker_service.kernels.huge_pages import map_huge_pages
 
 
 class KVCache:
@@ -21,6 +23,8 @@ class KVCache:
     def __init__(self, layers: tuple[tuple[Tensor, Tensor], ...]) -> None:
         """Layers as (keys_KSD, values_KSD) pairs."""
         self._layers = layers
+        addresses = [tensor.data_ptr() for pair in layers for tensor in pair]
+        self._addresses = torch.tensor(addresses, dtype=torch.int64)
 
     @classmethod
     def allocate(
@@ -32,14 +36,16 @@ class KVCache:
             for group in spec.groups
             for _ in range(group.num_layers)
         ]
-        layers = tuple(
-            (
-                torch.empty(shape, device=device, dtype=dtype),
-                torch.empty(shape, device=device, dtype=dtype),
-            )
-            for shape in shapes
-        )
-        return cls(layers)
+        num_elements = 2 * sum(math.prod(shape) for shape in shapes)
+        # One piece: small tensors of their own would share no huge pages.
+        if device.type == "cpu":
+            whole = map_huge_pages(num_elements * dtype.itemsize).view(dtype)[:num_elements]
+        else:
+            whole = torch.empty(num_elements, device=device, dtype=dtype)
+        pieces = whole.split([math.prod(shape) for shape in shapes for _ in range(2)])
+        keys = [piece.view(shape) for piece, shape in zip(pieces[0::2], shapes, strict=True)]
+        values = [piece.view(shape) for piece, shape in zip(pieces[1::2], shapes, strict=True)]
+        return cls(tuple(zip(keys, values, strict=True)))
 
     @property
     def num_layers(self) -> int:
@@ -50,6 +56,11 @@ class KVCache:
     def num_bytes(self) -> int:
         """Bytes reserved."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._layers)
+
+    @property
+    def addresses(self) -> Tensor:
+        """Where each layer's keys and values begin; int64, on the host."""
+        return self._addresses
 
     def slots(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the stage's layer `layer` (from 0) as the backends read them, [K, S, D]."""

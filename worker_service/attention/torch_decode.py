@@ -28,7 +28,7 @@ def attend_group(
     attend = _attend_tile if len(tiles) == 1 else _attend_tiles
     out_BGD = attend(tiles, q_BGD, keys_KSD=keys_KSD, values_KSD=values_KSD, buffer=buffer)
     out_nKGD = out_BGD.view(num_kv_heads, num_rows, -1, head_size).transpose(0, 1)
-    return out_nKGD.reshape(num_rows, num_heads, head_size).to(q_nND.dtype)
+    return out_nKGD.reshape(num_rows, num_heads, head_size).to(q_nND.dtype).contiguous()
 
 
 def _attend_tile(

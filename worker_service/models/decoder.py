@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from worker_service.attention.backend import Attend
+from worker_service.kernels.decoder_layers import NativeLayers
+from worker_service.kernels.rotary import Rotation
 from worker_service.models.layers.attention import SelfAttention
 from worker_service.models.layers.embedding import VocabularyTable
 from worker_service.models.layers.mlp import GatedMLP
@@ -43,13 +45,26 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(spec, ranks=ranks, dtype=dtype, device=device)
 
     def forward(
-        self, hidden_TD: Tensor, *, layer: int, rotation: tuple[Tensor, Tensor], attend: Attend
-    ) -> Tensor:
-        """Transform the hidden states as the stage's layer `layer` (from 0), leaving the input alone."""
-        hidden_TD = hidden_TD + self.attention(
-            self.attention_norm(hidden_TD), layer=layer, rotation=rotation, attend=attend
-        )
-        return hidden_TD + self.mlp(self.mlp_norm(hidden_TD))
+        self,
+        added_TD: Tensor,
+        residual_TD: Tensor | None,
+        *,
+        layer: int,
+        rotation: Rotation,
+        attend: Attend,
+    ) -> tuple[Tensor, Tensor]:
+        """Transform hidden states as the stage's layer `layer` (from 0).
+
+        Hidden states come and go as two parts that are still to be added. The first layer is given
+        them whole, without a residual, and leaves them alone; the others write to their first part.
+        """
+        if residual_TD is None:
+            normed_TD = self.attention_norm(added_TD)
+        else:
+            normed_TD = self.attention_norm.add(added_TD, residual_TD)
+        attended_TD = self.attention(normed_TD, layer=layer, rotation=rotation, attend=attend)
+        normed_TD = self.mlp_norm.add(attended_TD, added_TD)
+        return self.mlp(normed_TD), attended_TD
 
 
 class DecoderModel(nn.Module):
@@ -66,12 +81,14 @@ class DecoderModel(nn.Module):
         self.spec = spec
         self.stage = stage
         ranks = stage.ranks
+        self._num_heads = len(ranks.span(spec.num_heads)) + 2 * len(ranks.span(spec.num_kv_heads))
 
         def table() -> VocabularyTable:
             return VocabularyTable(
                 spec.vocab_size, spec.hidden_size, ranks=ranks, dtype=dtype, device=device
             )
 
+        self.native_layers: NativeLayers | None = None
         self.rotary = RotaryEmbedding(spec.head_size, rope=spec.rope, device=device)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, ranks=ranks, dtype=dtype, device=device) for _ in stage.layers
@@ -90,9 +107,25 @@ class DecoderModel(nn.Module):
     def forward(self, hidden_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Run the stage's layers on tokens at the given positions; the input is left alone; [T, D]."""
         rotation = self.rotary(positions_T, dtype=hidden_TD.dtype)
+        if self.native_layers is not None:
+            step = attend.native_step(
+                num_heads=self._num_heads,
+                head_size=self.spec.head_size,
+                dtype=hidden_TD.dtype,
+                rotation=rotation,
+            )
+            if step is not None:
+                return self.native_layers.run(
+                    hidden_TD, step=step, keys_and_values=attend.addresses
+                )
+        added_TD: Tensor = hidden_TD
+        residual_TD: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            hidden_TD = layer(hidden_TD, layer=index, rotation=rotation, attend=attend)
-        return hidden_TD
+            added_TD, residual_TD = layer(
+                added_TD, residual_TD, layer=index, rotation=rotation, attend=attend
+            )
+        assert residual_TD is not None, "a stage has a layer"
+        return added_TD.add_(residual_TD)
 
     def compute_logits(self, hidden_SD: Tensor) -> Tensor:
         """Final norm and head, for rows of the last layer's output; float32 [S, V]; last stage only."""

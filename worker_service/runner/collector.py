@@ -1,7 +1,6 @@
 """From drawn tokens to the ModelRunnerOutput of a step."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.step import ModelRunnerOutput, Phase, Ragged, StepId, StepKey
 from worker_service.runner.digests import Digests
@@ -12,14 +11,10 @@ NOT_FINITE = "the model's logits are not finite numbers"
 
 
 def collect(
-    state: ExecuteModelState,
-    sampled: SamplerOutput,
-    *,
-    is_finite: NDArray[np.bool_],
-    digests: Digests,
+    state: ExecuteModelState, sampled: SamplerOutput, *, digests: Digests
 ) -> ModelRunnerOutput:
     """One token for each row with finite logits, an error for each of the others, in row order."""
-    num_tokens = len(sampled.token_ids)
+    num_tokens, is_finite = len(sampled.token_ids), sampled.is_finite
     failed = state.handles[~is_finite].tolist()
     return ModelRunnerOutput(
         key=StepKey(step_id=state.step_id, phase=Phase.SAMPLE),

@@ -19,9 +19,11 @@ def forward(
     attends: Sequence[Attend],
 ) -> Tensor:
     """Run the layers on each microbatch with its own attention; rows come back in order; [T, D]."""
+    if len(microbatches) == 1:
+        return model(hidden_TD, microbatches[0].positions, attends[0])
     parts = hidden_TD.split([batch.num_tokens for batch in microbatches])
     outputs = [
         model(part_TD, batch.positions, attend)
         for part_TD, batch, attend in zip(parts, microbatches, attends, strict=True)
     ]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return torch.cat(outputs)

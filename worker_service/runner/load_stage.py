@@ -5,10 +5,13 @@ from pathlib import Path
 
 import torch
 
+from common.config import NO_QUANTIZATION
 from common.errors import InvalidRequest, ModelError
 from common.worker_api import KVCacheSpec, LoadModel
+from worker_service.kernels.native import share_torch_threads
+from worker_service.kernels.packed_weight import head_quantization, quantizations, select_packer
 from worker_service.models.decoder import DecoderModel
-from worker_service.models.loading import LoadedModel, load_model
+from worker_service.models.loading import LoadedModel, load_model, pack_weights
 from worker_service.models.model_spec import ModelSpec, read_model_spec
 from worker_service.parallel.groups import Ranks
 from worker_service.runner.memory import full_attention_spec
@@ -39,10 +42,15 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
     """Read the layers, and the model's ends where this stage has them.
 
     Raises ModelError when the checkpoint is not what its configuration says, InvalidRequest for a
-    layout this worker cannot be part of.
+    layout this worker cannot be part of or a form of weights it cannot hold.
     """
     if request.layout.tensor_parallel_size != 1:
         raise InvalidRequest("this worker has no tensor parallelism", param="tensor_parallel_size")
+    if request.quantization not in (NO_QUANTIZATION, *quantizations(device)):
+        raise InvalidRequest(
+            f"this worker computes on {device} and cannot hold weights as {request.quantization}",
+            param="quantization",
+        )
     spec = read_model_spec(folder)
     dtype = _dtype(request.dtype, spec)
     ranks = Ranks()
@@ -56,9 +64,15 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
         dtype=dtype,
         device=device,
     )
+    if device.type == "cpu":
+        share_torch_threads()
+    packer, head = (
+        select_packer(dtype=dtype, device=device, quantization=form)
+        for form in (request.quantization, head_quantization(request.quantization))
+    )
     return LoadedStage(
         spec=spec,
-        loaded=loaded,
+        loaded=loaded if packer is None else pack_weights(loaded, packer, head=head),
         dtype=dtype,
         kv_cache_spec=full_attention_spec(
             num_layers=request.end_layer - request.first_layer,

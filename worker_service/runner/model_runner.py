@@ -14,7 +14,7 @@ from common.clock import Clock, SystemClock
 from common.errors import WrongOrder
 from common.step import ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import KVCacheSpec, LoadModel, LoadReport, MemoryBudget, MemoryReport
-from worker_service.attention.backend import Attend
+from worker_service.attention.backend import Attend, AttentionBackend
 from worker_service.attention.kv_cache import KVCache
 from worker_service.attention.select import select_backend
 from worker_service.batch.builder import prepare_inputs
@@ -34,7 +34,6 @@ from worker_service.runner.memory_meter import memory_meter
 from worker_service.runner.preprocess import HIDDEN_STATES, StageInputs, preprocess
 from worker_service.runner.update_states import update_states
 from worker_service.runner.validation import StepLimits, validate_step
-from worker_service.sampling.logit_check import finite_rows
 from worker_service.sampling.sampler import sample
 from worker_service.sampling.sampling_states import SamplingStates
 
@@ -58,7 +57,7 @@ class ModelRunner:
         self._folder = folder
         self._request = request
         self._clock = clock or SystemClock()
-        self._backend = select_backend("auto", device=device)
+        self._backend: AttentionBackend | None = None
         self._states = RequestStates(
             num_slots=request.max_num_seqs,
             max_model_len=request.max_model_len,
@@ -74,6 +73,12 @@ class ModelRunner:
         """Read this stage's parameters."""
         started = self._clock.monotonic()
         self._loaded = load_stage(self._folder, self._request, device=self._device)
+        self._backend = select_backend(
+            "auto",
+            device=self._device,
+            dtype=self._loaded.dtype,
+            head_size=self._loaded.spec.head_size,
+        )
         loaded = self._loaded.loaded
         return LoadReport(
             parameter_bytes=loaded.parameter_bytes,
@@ -184,17 +189,13 @@ class ModelRunner:
             raise WrongOrder(f"the sample phase of step {step_id.step} is not due")
         self._due = None
         logits_SV = self._stage.model.compute_logits(state.hidden_SD)
-        is_finite_S = finite_rows(logits_SV)
-        sampling = state.sampling
-        if not is_finite_S.all():
-            logits_SV = logits_SV[torch.from_numpy(is_finite_S).to(self._device)]
-            sampling = sampling.take(is_finite_S)
-        sampled = sample(logits_SV, sampling)
+        sampled = sample(logits_SV, state.sampling)
         digests = self.digests(wanted=state.want_state_digest)
-        return collect(state, sampled, is_finite=is_finite_S, digests=digests)
+        return collect(state, sampled, digests=digests)
 
     def _attend(self, batch: InputBatch) -> Attend:
         metadata = build_attention_metadata(batch, block_size=self._request.block_size)
+        assert self._backend is not None, "load_model comes first"
         return Attend(self._backend, self._cache, metadata)
 
     def _keep(
@@ -202,12 +203,14 @@ class ModelRunner:
     ) -> ExecuteModelState:
         """What the sample phase needs, of the rows that sample."""
         rows, chosen = batch.rows, batch.sampling_rows
+        if len(chosen) < batch.num_tokens:
+            hidden_TD = hidden_TD[batch.logits_indices]
         # The token to be drawn stands right behind the last one computed.
         positions = batch.seq_lens_np[chosen].astype(np.int64)
         return ExecuteModelState(
             step_id=output.step_id,
             handles=rows.handles[chosen],
-            hidden_SD=hidden_TD[batch.logits_indices],
+            hidden_SD=hidden_TD,
             sampling=self._sampling.rows(rows.slots[chosen], positions=positions),
             want_state_digest=output.want_state_digest,
         )

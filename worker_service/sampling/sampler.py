@@ -12,13 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.step import Int32s, Int64s, Logprobs
-from worker_service.kernels.sampling_ops import (
-    apply_min_p,
-    apply_top_k,
-    apply_top_p,
-    gumbel_noise,
-)
+from common.step import Float32s, Int32s, Int64s, Logprobs
+from worker_service.kernels.best_tokens import best_tokens
+from worker_service.kernels.draw import draw_tokens, scale
+from worker_service.kernels.sampling_ops import apply_min_p, apply_top_k, apply_top_p
+from worker_service.sampling.logit_check import finite_rows
 from worker_service.sampling.logprobs import compute_logprobs
 from worker_service.sampling.sampling_states import NO_LOGPROBS, SamplingRows
 
@@ -29,37 +27,53 @@ _CPU_ELEMENTS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplerOutput:
-    """Drawn tokens int32 [S] on the host, and log-probabilities when any row asked for them."""
+    """What was drawn, on the host.
 
+    is_finite bool [S]: rows with a logit that is no finite number have no token; token_ids int32,
+    one for each of the others, and their log-probabilities when any row asked for them.
+    """
+
+    is_finite: NDArray[np.bool_]
     token_ids: Int32s
     logprobs: Logprobs | None
 
 
 def sample(logits_SV: Tensor, rows: SamplingRows) -> SamplerOutput:
-    """Draw one token per row from finite float32 logits [S, V]."""
-    tokens_S = _choose(logits_SV, rows)
+    """Draw one token per row from float32 logits [S, V]."""
+    best_S, is_all_finite = best_tokens(logits_SV)
+    is_finite_S = np.ones(len(logits_SV), dtype=np.bool_)
+    if not is_all_finite:
+        is_finite_S = finite_rows(logits_SV)
+        kept_S = torch.from_numpy(is_finite_S).to(logits_SV.device)
+        logits_SV, best_S, rows = logits_SV[kept_S], best_S[kept_S], rows.take(is_finite_S)
+    tokens_S = _choose(logits_SV, rows, best_S)
     num_alternatives = int(rows.num_logprobs.max(initial=NO_LOGPROBS))
     logprobs = (
         None
         if num_alternatives == NO_LOGPROBS
-        else compute_logprobs(logits_SV, tokens_S, num_alternatives=num_alternatives)
+        else compute_logprobs(
+            logits_SV, tokens_S.to(torch.int64), num_alternatives=num_alternatives
+        )
     )
-    return SamplerOutput(token_ids=tokens_S.to(torch.int32).cpu().numpy(), logprobs=logprobs)
+    token_ids = tokens_S.to(torch.int32).cpu().numpy()
+    return SamplerOutput(is_finite=is_finite_S, token_ids=token_ids, logprobs=logprobs)
 
 
-def _choose(logits_SV: Tensor, rows: SamplingRows) -> Tensor:
-    """Tokens int64 [S]: the best one in greedy rows, a drawn one in the others."""
+def _choose(logits_SV: Tensor, rows: SamplingRows, best_S: Tensor) -> Tensor:
+    """Tokens [S]: the best one in greedy rows, a drawn one in the others."""
     is_drawn_S = rows.temperature > 0
     if not is_drawn_S.any():
-        return logits_SV.argmax(dim=1)
-    tokens_S = torch.empty(len(logits_SV), dtype=torch.int64, device=logits_SV.device)
-    greedy_rows = np.flatnonzero(~is_drawn_S)
-    if len(greedy_rows):
-        index_S = torch.from_numpy(greedy_rows).to(logits_SV.device)
-        tokens_S[index_S] = logits_SV[index_S].argmax(dim=1)
-    for drawn_rows in _chunks(np.flatnonzero(is_drawn_S), logits_SV):
-        index_R = torch.from_numpy(drawn_rows).to(logits_SV.device)
-        tokens_S[index_R] = _draw(logits_SV[index_R], rows.take(drawn_rows))
+        return best_S
+    is_limited_S = is_drawn_S & ((rows.top_k > 0) | (rows.top_p < 1))
+    tokens_S = best_S.clone()
+    for draw, is_chosen_S in (
+        (_draw_any, is_drawn_S & ~is_limited_S),
+        (_draw_limited, is_limited_S),
+    ):
+        for chosen in _chunks(np.flatnonzero(is_chosen_S), logits_SV):
+            index_R = torch.from_numpy(chosen).to(logits_SV.device)
+            drawn_R = draw(_take(logits_SV, chosen), rows.take(chosen))
+            tokens_S[index_R] = drawn_R.to(tokens_S.dtype)
     return tokens_S
 
 
@@ -70,20 +84,31 @@ def _chunks(rows: Int64s, logits_SV: Tensor) -> list[Int64s]:
     """
     at_once = max(1, _CPU_ELEMENTS_AT_ONCE // logits_SV.shape[1])
     if logits_SV.device.type != "cpu":
-        at_once = len(rows)
+        at_once = max(1, len(rows))
     return [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
 
 
-def _draw(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    """Tokens int64 [R] of rows with a temperature above 0."""
-    device, vocab_size = logits_RV.device, logits_RV.shape[1]
+def _take(logits_SV: Tensor, rows: Int64s) -> Tensor:
+    """The given rows, without a copy where they follow each other."""
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    if end - first == len(rows):
+        return logits_SV[first:end]
+    return logits_SV[torch.from_numpy(rows).to(logits_SV.device)]
+
+
+def _draw_any(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
+    """Tokens [R] of rows with a temperature that may draw whatever min_p leaves them."""
+    return _draw(logits_RV, rows, temperature=rows.temperature, min_p=rows.min_p)
+
+
+def _draw_limited(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
+    """Tokens [R] of rows with a temperature and a top_k or top_p, which come after min_p."""
+    device = logits_RV.device
 
     def to_device(column: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(column).to(device)
 
-    # The largest logit becomes 0 first, so that no temperature, however small, overflows.
-    scaled_RV = logits_RV - logits_RV.amax(dim=1, keepdim=True)
-    scaled_RV.div_(to_device(rows.temperature).unsqueeze(1))
+    scaled_RV = scale(logits_RV, to_device(rows.temperature))
     if rows.min_p.any():
         scaled_RV = apply_min_p(scaled_RV, to_device(rows.min_p))
     if rows.top_k.any():
@@ -91,7 +116,22 @@ def _draw(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
         scaled_RV = apply_top_k(scaled_RV, to_device(rows.top_k), largest_k=largest_k)
     if (rows.top_p < 1).any():
         scaled_RV = apply_top_p(scaled_RV, to_device(rows.top_p))
-    scaled_RV.add_(
-        gumbel_noise(to_device(rows.seeds), to_device(rows.positions), vocab_size=vocab_size)
+    return _draw(
+        scaled_RV,
+        rows,
+        temperature=np.ones_like(rows.temperature),
+        min_p=np.zeros_like(rows.min_p),
     )
-    return scaled_RV.argmax(dim=1)
+
+
+def _draw(
+    logits_RV: Tensor, rows: SamplingRows, *, temperature: Float32s, min_p: Float32s
+) -> Tensor:
+    device = logits_RV.device
+    return draw_tokens(
+        logits_RV,
+        temperature_R=torch.from_numpy(temperature).to(device),
+        min_p_R=torch.from_numpy(min_p).to(device),
+        seeds_R=torch.from_numpy(rows.seeds).to(device),
+        positions_R=torch.from_numpy(rows.positions).to(device),
+    )

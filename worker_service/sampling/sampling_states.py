@@ -12,36 +12,6 @@ NO_LOGPROBS = -1
 """num_logprobs of a row that asked for no log-probabilities."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SamplingRows:
-    """Parameters of the S rows that sample, on the host.
-
-    temperature, top_p and min_p float32 [S]; top_k int32 [S]; seeds int64 [S], 64 bits without a
-    sign; num_logprobs int32 [S], NO_LOGPROBS where not asked for; positions int64 [S]: index in its
-    sequence of the token to be drawn.
-    """
-
-    temperature: Float32s
-    top_k: Int32s
-    top_p: Float32s
-    min_p: Float32s
-    seeds: Int64s
-    num_logprobs: Int32s
-    positions: Int64s
-
-    def take(self, rows: Int64s | NDArray[np.bool_]) -> "SamplingRows":
-        """Only the given rows."""
-        return SamplingRows(
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
-            seeds=self.seeds[rows],
-            num_logprobs=self.num_logprobs[rows],
-            positions=self.positions[rows],
-        )
-
-
 _RECORD = np.dtype(
     [
         ("temperature", np.float32),
@@ -52,6 +22,51 @@ _RECORD = np.dtype(
         ("num_logprobs", np.int32),
     ]
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplingRows:
+    """Parameters of the S rows that sample, on the host, taken out of their records when asked for.
+
+    positions int64 [S]: index in its sequence of the token to be drawn.
+    """
+
+    records: NDArray[np.void]
+    positions: Int64s
+
+    @property
+    def temperature(self) -> Float32s:
+        """float32 [S], 0 is greedy."""
+        return self.records["temperature"].copy()
+
+    @property
+    def top_k(self) -> Int32s:
+        """int32 [S], 0 keeps all."""
+        return self.records["top_k"].copy()
+
+    @property
+    def top_p(self) -> Float32s:
+        """float32 [S], 1 keeps all."""
+        return self.records["top_p"].copy()
+
+    @property
+    def min_p(self) -> Float32s:
+        """float32 [S], 0 keeps all."""
+        return self.records["min_p"].copy()
+
+    @property
+    def seeds(self) -> Int64s:
+        """int64 [S], 64 bits without a sign."""
+        return self.records["seed"].copy().view(np.int64)
+
+    @property
+    def num_logprobs(self) -> Int32s:
+        """int32 [S], NO_LOGPROBS where not asked for."""
+        return self.records["num_logprobs"].copy()
+
+    def take(self, rows: Int64s | NDArray[np.bool_]) -> "SamplingRows":
+        """Only the given rows."""
+        return SamplingRows(records=self.records[rows], positions=self.positions[rows])
 
 
 class SamplingStates:
@@ -77,13 +92,4 @@ class SamplingStates:
 
     def rows(self, slots: Int64s, *, positions: Int64s) -> SamplingRows:
         """Parameters of the given slots for drawing the tokens at the given positions."""
-        records = self._records[slots]
-        return SamplingRows(
-            temperature=records["temperature"].copy(),
-            top_k=records["top_k"].copy(),
-            top_p=records["top_p"].copy(),
-            min_p=records["min_p"].copy(),
-            seeds=records["seed"].copy().view(np.int64),
-            num_logprobs=records["num_logprobs"].copy(),
-            positions=positions,
-        )
+        return SamplingRows(records=self._records[slots], positions=positions)

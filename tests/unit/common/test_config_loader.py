@@ -133,6 +133,8 @@ def test_missing_file_is_named(tmp_path):
         ({}, {"pp": True}, "pp from --pp must be an integer, not True"),
         ({"STEPWIRE_DRAIN_TIMEOUT": "nan"}, {}, "drain_timeout from .* finite number, not 'nan'"),
         ({}, {"model": 3}, "model from --model must be a text, not 3"),
+        ({"STEPWIRE_PREFIX_CACHE": "perhaps"}, {}, "prefix_cache from .* true or false, not 'perh"),
+        ({}, {"prefix_cache": 1}, "prefix_cache from --prefix-cache must be true or false, not 1"),
         ({}, {"workers": [1]}, r"workers from --workers must be a list of texts, not \[1\]"),
     ],
 )
@@ -140,6 +142,21 @@ def test_value_of_the_wrong_type_names_its_source(environ, flags, named):
     """The message holds key, source and value."""
     with pytest.raises(ConfigError, match=named):
         coordinator(environ=environ, flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "truth"), [("false", False), ("No", False), ("0", False), ("TRUE", True), ("1", True)]
+)
+def test_variable_spells_a_boolean(text: str, truth: bool):  # noqa: FBT001 - the value under test
+    """Yes and no, true and false, 1 and 0, in whatever case."""
+    assert coordinator(environ={"STEPWIRE_PREFIX_CACHE": text}).cache.prefix_cache is truth
+
+
+def test_file_and_flag_hold_a_boolean(tmp_path):
+    """A TOML boolean counts, and a flag wins over it."""
+    file = toml(tmp_path, "[cache]\nprefix_cache = false\n")
+    assert coordinator(file=file).cache.prefix_cache is False
+    assert coordinator(file=file, flags={"prefix_cache": True}).cache.prefix_cache is True
 
 
 def test_value_a_slice_refuses_names_its_source():

@@ -2,7 +2,16 @@
 
 import numpy as np
 
-from common.step import Phase, Ragged, SchedulerOutput, StepId, StepKey
+from common.requests import SamplingParams
+from common.step import (
+    CachedRequests,
+    NewRequest,
+    Phase,
+    Ragged,
+    SchedulerOutput,
+    StepId,
+    StepKey,
+)
 
 
 def test_ragged_rows():
@@ -28,6 +37,33 @@ def test_step_counts():
         step_id=step_id, base_step=0, num_scheduled_tokens=np.array([3, 1], dtype=np.int32)
     )
     assert (full.num_rows, full.total_num_scheduled_tokens) == (2, 4)
+
+
+def test_prefill_tokens_are_those_of_rows_without_a_sampled_token():
+    """New rows and the next chunk of a prompt count, a row that brings the token sampled last does not."""
+    new = NewRequest(
+        handle=1,
+        token_ids=np.arange(5, dtype=np.int32),
+        num_prompt_tokens=5,
+        sampling=SamplingParams(),
+        block_ids=(np.array([1], dtype=np.int32),),
+        num_computed_tokens=2,
+    )
+    cached = CachedRequests(
+        handles=np.array([2, 3, 4], dtype=np.uint64),
+        num_computed_tokens=np.array([8, 9, 9], dtype=np.int32),
+        new_block_ids=(Ragged.from_rows([[], [], []]),),
+        new_token_ids=Ragged.from_rows([[], [7], []]),
+        token_source_steps=np.array([0, 0, 1], dtype=np.uint64),
+    )
+    output = SchedulerOutput(
+        step_id=StepId(epoch=1, generation=1, step=2),
+        base_step=1,
+        new_requests=(new,),
+        cached_requests=cached,
+        num_scheduled_tokens=np.array([3, 16, 1, 1], dtype=np.int32),
+    )
+    assert output.num_prefill_tokens == 3 + 16
 
 
 def test_order_of_step_ids():

@@ -15,6 +15,7 @@ def test_lines_tell_phase_ranks_load_and_losses():
         "  stage 0  10.0.0.0:50061  cpu  layers 0-1  1 load  COMPUTE 0.5 s",
         "  stage 1  10.0.0.1:50061  cpu  layers 2-3  2 loads  LOST: killed by SIGKILL",
         "  requests: 2 running, 1 waiting  KV cache blocks: 100 of 127 free",
+        "  tokens: 2000 in prompts (25% from the prefix cache), 320 generated  preemptions: 4",
         "  invalid steps: 1  state drifts: 0",
         "  lost generation 2  1970-01-01 00:00:00+00:00  stage 1 lost",
     ]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,14 @@ from common.errors import (
     TensorError,
     WrongOrder,
 )
-from common.step import ExecutePending, IntermediateTensors, ModelRunnerOutput, Phase, StepKey
+from common.step import (
+    ExecutePending,
+    IntermediateTensors,
+    ModelRunnerOutput,
+    Phase,
+    Ragged,
+    StepKey,
+)
 from common.tensors import DType, WireTensor, wire_tensor
 from common.worker_api import DevicePhase, ExecuteModel, Layout, Peer, Rank
 from tests.fakes.manual_clock import ManualClock
@@ -132,6 +140,21 @@ def pipeline() -> tuple[Stage, Stage]:
     first.links.connect(peers)
     last.links.connect(peers)
     return first, last
+
+
+def test_tokens_of_prompts_are_counted_once(single: Stage) -> None:
+    """A chunk of a prompt counts when it ran, a decode does not, and neither does a refused step."""
+    chunk = cached_step(1)
+    columns = replace(chunk.cached_requests, new_token_ids=Ragged.from_rows([[]]))
+    chunk = replace(
+        chunk, cached_requests=columns, num_scheduled_tokens=np.array([5], dtype=np.int32)
+    )
+    single.steps.execute_and_sample(ExecuteModel(scheduler_output=chunk))
+    single.steps.execute_and_sample(execute(2))
+    single.runner.invalid_steps = {3}
+    with pytest.raises(InvalidStep):
+        single.steps.execute(execute(3))
+    assert single.board.num_prefill_tokens == 5
 
 
 def test_execute_alone_yields_no_token(single: Stage) -> None:

@@ -1,14 +1,14 @@
-"""Projections and rotation around Attend.
+"""Projections around Attend.
 
-Legend: T tokens, N query heads and K key heads of this rank, H all heads, D model or head size.
+Legend: T tokens, N query heads and K key heads of this rank, H = N + 2K, D model or head size.
 """
 
 import torch
 from torch import Tensor, nn
 
 from worker_service.attention.backend import Attend
+from worker_service.kernels.rotary import Rotation
 from worker_service.models.layers.linear import ColumnLinear, RowLinear
-from worker_service.models.layers.rotary import rotate
 from worker_service.models.model_spec import ModelSpec
 from worker_service.parallel.groups import Ranks
 
@@ -20,18 +20,18 @@ class SelfAttention(nn.Module):
         self, spec: ModelSpec, *, ranks: Ranks, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self._num_heads = len(ranks.span(spec.num_heads))
-        self._num_kv_heads = len(ranks.span(spec.num_kv_heads))
+        num_heads = len(ranks.span(spec.num_heads))
+        num_kv_heads = len(ranks.span(spec.num_kv_heads))
         self._head_size = spec.head_size
         self.qkv = ColumnLinear(
             spec.hidden_size,
-            (self._num_heads + 2 * self._num_kv_heads) * spec.head_size,
+            (num_heads + 2 * num_kv_heads) * spec.head_size,
             has_bias=spec.has_attention_bias,
             dtype=dtype,
             device=device,
         )
         self.output = RowLinear(
-            self._num_heads * spec.head_size,
+            num_heads * spec.head_size,
             spec.hidden_size,
             has_bias=spec.has_attention_bias,
             ranks=ranks,
@@ -39,19 +39,8 @@ class SelfAttention(nn.Module):
             device=device,
         )
 
-    def forward(
-        self, x_TD: Tensor, *, layer: int, rotation: tuple[Tensor, Tensor], attend: Attend
-    ) -> Tensor:
-        """Attend as the stage's layer `layer` (from 0); rotation is (cos, sin) of the positions."""
+    def forward(self, x_TD: Tensor, *, layer: int, rotation: Rotation, attend: Attend) -> Tensor:
+        """Attend as the stage's layer `layer` (from 0), rotating by the tokens' positions."""
         num_tokens = x_TD.shape[0]
         qkv_THD = self.qkv(x_TD).view(num_tokens, -1, self._head_size)
-        num_rotated = self._num_heads + self._num_kv_heads
-        # Queries and keys turn alike, so both are turned at once.
-        qk_THD = rotate(qkv_THD[:, :num_rotated], *rotation)
-        out_TND = attend(
-            layer,
-            qk_THD[:, : self._num_heads],
-            qk_THD[:, self._num_heads :],
-            qkv_THD[:, num_rotated:],
-        )
-        return self.output(out_TND.view(num_tokens, -1))
+        return self.output(attend(layer, qkv_THD, rotation).view(num_tokens, -1))

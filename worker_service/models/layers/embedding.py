@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from worker_service.kernels.packed_weight import PackedWeight, PlainWeight, WeightPacker
 from worker_service.parallel.collectives import all_gather, all_reduce
 from worker_service.parallel.groups import Ranks
 
@@ -35,6 +36,13 @@ class VocabularyTable(nn.Module):
             torch.empty(shape, dtype=dtype, device=device), requires_grad=False
         )
         self.weight[max(0, vocab_size - self._rows.start) :] = 0
+        self.packed: PackedWeight = PlainWeight(self.weight)
+
+    def pack(self, packer: WeightPacker, *, is_looked_up: bool) -> None:
+        """Hold what the head multiplies in another form; plain rows stay where they are looked up."""
+        self.packed = packer(self.weight)
+        if not is_looked_up:
+            del self.weight
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Look the tokens up; [T, D] on every rank."""
@@ -47,5 +55,5 @@ class VocabularyTable(nn.Module):
 
     def compute_logits(self, hidden_SD: Tensor) -> Tensor:
         """Multiply by every token's row; float32 [S, V] on every rank."""
-        logits_SV = all_gather(functional.linear(hidden_SD, self.weight), self._ranks)
-        return logits_SV[:, : self._vocab_size].float()
+        local_SV = self.packed.multiply(hidden_SD, dtype=torch.float32)
+        return all_gather(local_SV, self._ranks)[:, : self._vocab_size]

@@ -5,8 +5,8 @@ Legend: T tokens, D model size, I inner size of this rank.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from worker_service.kernels.gated_activation import silu_and_multiply
 from worker_service.models.layers.linear import ColumnLinear, RowLinear
 from worker_service.models.model_spec import ModelSpec
 from worker_service.parallel.groups import Ranks
@@ -19,16 +19,16 @@ class GatedMLP(nn.Module):
         self, spec: ModelSpec, *, ranks: Ranks, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self._inner = len(ranks.span(spec.intermediate_size))
+        inner = len(ranks.span(spec.intermediate_size))
         self.gate_up = ColumnLinear(
             spec.hidden_size,
-            2 * self._inner,
+            2 * inner,
             has_bias=spec.has_mlp_bias,
             dtype=dtype,
             device=device,
         )
         self.down = RowLinear(
-            self._inner,
+            inner,
             spec.hidden_size,
             has_bias=spec.has_mlp_bias,
             ranks=ranks,
@@ -38,5 +38,4 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Transform each row; [T, D]."""
-        gate_TI, up_TI = self.gate_up(x_TD).split(self._inner, dim=-1)
-        return self.down(functional.silu(gate_TI).mul_(up_TI))
+        return self.down(silu_and_multiply(self.gate_up(x_TD)))

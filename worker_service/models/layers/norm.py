@@ -1,11 +1,12 @@
-"""RMS norm.
+"""RMS norm as a layer.
 
 Legend: T tokens, D model size.
 """
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from worker_service.kernels.norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -16,13 +17,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(size, dtype=dtype, device=device), requires_grad=False
         )
-        self._shape = (size,)
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Normalise each row."""
-        if x_TD.dtype == torch.float32:
-            return functional.rms_norm(x_TD, self._shape, self.weight, self._eps)
-        normed_TD = functional.rms_norm(x_TD.float(), self._shape, None, self._eps)
-        # Checkpoints were trained with the product rounded after the quotient was.
-        return self.weight * normed_TD.to(x_TD.dtype)
+        return rms_norm(x_TD, self.weight, eps=self.eps)
+
+    def add(self, x_TD: Tensor, residual_TD: Tensor) -> Tensor:
+        """Add the residual to x in place and normalise each row of the sum."""
+        return add_rms_norm(x_TD, residual_TD, self.weight, eps=self.eps)

@@ -1,6 +1,6 @@
-"""Rotary position embedding: frequencies, their scalings, and the rotation.
+"""Rotary position embedding: frequencies, their scalings, and the angles of a step.
 
-Legend: T tokens, H heads of any kind, D head size.
+Legend: T tokens, D head size.
 """
 
 import math
@@ -8,11 +8,14 @@ import math
 import torch
 from torch import Tensor, nn
 
+from worker_service.kernels.rotary import Rotation
 from worker_service.models.model_spec import Llama3Scaling, RopeSpec
+
+_SMALLEST_TABLE = 1024
 
 
 class RotaryEmbedding(nn.Module):
-    """Computes the cosines and sines of a step's positions, once for all layers."""
+    """Knows the cosines and sines of a step's positions; asked once for all layers."""
 
     def __init__(self, head_size: int, *, rope: RopeSpec, device: torch.device) -> None:
         super().__init__()
@@ -24,17 +27,30 @@ class RotaryEmbedding(nn.Module):
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
 
-    def forward(self, positions_T: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [T, 1, D] for `rotate`; angles in float32, results in dtype."""
+        self._table: Rotation | None = None
+
+    def forward(self, positions_T: Tensor, *, dtype: torch.dtype) -> Rotation:
+        """The rotation of tokens at positions; angles in float32, results in dtype."""
+        if not positions_T.is_cpu:
+            # To learn how far the positions reach would mean to wait for the device.
+            return self._rotation(positions_T, dtype)
+        table = self._reach(int(positions_T.max()) + 1, dtype)
+        return Rotation(
+            table.cos_T1D.index_select(0, positions_T), table.sin_T1D.index_select(0, positions_T)
+        )
+
+    def _reach(self, num_positions: int, dtype: torch.dtype) -> Rotation:
+        """A table of at least so many positions, kept for later steps."""
+        table = self._table
+        if table is None or len(table.cos_T1D) < num_positions or table.cos_T1D.dtype != dtype:
+            size = max(_SMALLEST_TABLE, 1 << (num_positions - 1).bit_length())
+            table = self._table = self._rotation(torch.arange(size), dtype)
+        return table
+
+    def _rotation(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
         angles = positions_T[:, None, None].float() * self.frequencies
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    """Turn each pair (x[i], x[i + D/2]) by its position's angle; sin_T1D is negative in its first half."""
-    swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x_THD * cos_T1D, swapped_THD, sin_T1D)
+        return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
 def _llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -71,7 +71,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "build", "incarnation", "device", "memory_bytes", "dtypes", "tensor_endpoint", "state", "epoch", "generation", "num_threads", "held_stage", "num_loads")
+    __slots__ = ("protocol_min", "protocol_max", "build", "incarnation", "device", "memory_bytes", "dtypes", "tensor_endpoint", "state", "epoch", "generation", "num_threads", "held_stage", "num_loads", "quantizations")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class DescribeResponse(_message.Message):
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     HELD_STAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATIONS_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     build: str
@@ -100,7 +101,8 @@ class DescribeResponse(_message.Message):
     num_threads: int
     held_stage: HeldStage
     num_loads: int
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., build: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., tensor_endpoint: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., num_threads: _Optional[int] = ..., held_stage: _Optional[_Union[HeldStage, _Mapping]] = ..., num_loads: _Optional[int] = ...) -> None: ...
+    quantizations: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., build: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., tensor_endpoint: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., num_threads: _Optional[int] = ..., held_stage: _Optional[_Union[HeldStage, _Mapping]] = ..., num_loads: _Optional[int] = ..., quantizations: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeldStage(_message.Message):
     __slots__ = ("request", "report", "num_blocks", "kv_id")
@@ -127,7 +129,7 @@ class InitDeviceResponse(_message.Message):
     def __init__(self, device: _Optional[str] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
-    __slots__ = ("authority", "model", "dtype", "rank", "layout", "first_layer", "end_layer", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size")
+    __slots__ = ("authority", "model", "dtype", "rank", "layout", "first_layer", "end_layer", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "quantization")
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,7 @@ class LoadModelRequest(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     authority: Authority
     model: str
     dtype: str
@@ -150,7 +153,8 @@ class LoadModelRequest(_message.Message):
     max_num_batched_tokens: int
     max_num_seqs: int
     block_size: int
-    def __init__(self, authority: _Optional[_Union[Authority, _Mapping]] = ..., model: _Optional[str] = ..., dtype: _Optional[str] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+    quantization: str
+    def __init__(self, authority: _Optional[_Union[Authority, _Mapping]] = ..., model: _Optional[str] = ..., dtype: _Optional[str] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., block_size: _Optional[int] = ..., quantization: _Optional[str] = ...) -> None: ...
 
 class LoadModelResponse(_message.Message):
     __slots__ = ("parameter_bytes", "bytes_read", "tensors_read", "weights_digest", "dtype", "seconds")
@@ -373,7 +377,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class WatchStatusResponse(_message.Message):
-    __slots__ = ("state", "epoch", "generation", "step", "phase", "seconds_in_phase", "waiting_on", "kv_id", "is_hung")
+    __slots__ = ("state", "epoch", "generation", "step", "phase", "seconds_in_phase", "waiting_on", "kv_id", "is_hung", "num_prefill_tokens")
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +387,7 @@ class WatchStatusResponse(_message.Message):
     WAITING_ON_FIELD_NUMBER: _ClassVar[int]
     KV_ID_FIELD_NUMBER: _ClassVar[int]
     IS_HUNG_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     state: str
     epoch: int
     generation: int
@@ -392,4 +397,5 @@ class WatchStatusResponse(_message.Message):
     waiting_on: Rank
     kv_id: str
     is_hung: bool
-    def __init__(self, state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[DevicePhase, str]] = ..., seconds_in_phase: _Optional[float] = ..., waiting_on: _Optional[_Union[Rank, _Mapping]] = ..., kv_id: _Optional[str] = ..., is_hung: bool = ...) -> None: ...
+    num_prefill_tokens: int
+    def __init__(self, state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[DevicePhase, str]] = ..., seconds_in_phase: _Optional[float] = ..., waiting_on: _Optional[_Union[Rank, _Mapping]] = ..., kv_id: _Optional[str] = ..., is_hung: bool = ..., num_prefill_tokens: _Optional[int] = ...) -> None: ...

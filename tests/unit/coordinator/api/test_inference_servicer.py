@@ -112,6 +112,7 @@ async def test_options_reach_the_request(served):
         stop_token_ids=[5],
         ignore_eos=True,
         logprobs=0,
+        priority=-2,
     )
     (request,) = served.loop.requests
     assert (request.request_id, request.prompt_token_ids) == ("mine", (1, 2))
@@ -120,6 +121,7 @@ async def test_options_reach_the_request(served):
     assert (request.sampling.num_logprobs, request.stopping.max_tokens) == (0, 4)
     assert (request.stopping.stop, request.stopping.stop_token_ids) == (("END",), {5})
     assert request.stopping.ignore_eos
+    assert request.priority == -2
 
 
 async def test_a_conversation_is_answered(served):

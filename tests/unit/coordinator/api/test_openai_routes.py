@@ -67,6 +67,16 @@ async def served() -> AsyncIterator[Served]:
         yield served
 
 
+def usage(*, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """The counts of an answer of five tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 5,
+        "total_tokens": prompt_tokens + 5,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
 async def test_a_completion_is_text_with_usage(served):
     """A whole completion holds text, finish reason and counts."""
     body = (await served.post("completions", model="tiny", prompt="abc")).json()
@@ -74,7 +84,7 @@ async def test_a_completion_is_text_with_usage(served):
     assert body["choices"] == [
         {"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop"}
     ]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    assert body["usage"] == usage(prompt_tokens=3, cached_tokens=0)
 
 
 @pytest.mark.parametrize("prompt", ["hi", ["hi"], list(b"hi"), [list(b"hi")]])
@@ -106,7 +116,16 @@ async def test_a_stream_tells_usage_when_asked(served):
     """include_usage adds one chunk without choices before [DONE]."""
     events = await served.events("completions", prompt="ab", stream_options={"include_usage": True})
     assert events[-2]["choices"] == []
-    assert events[-2]["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
+    assert events[-2]["usage"] == usage(prompt_tokens=2, cached_tokens=0)
+
+
+async def test_usage_tells_what_the_prefix_cache_held(served):
+    """Cached tokens stand where OpenAI's clients look for them."""
+    served.loop.script = [
+        TokenDelta(token_ids=tuple(b"hello"), finish_reason=FinishReason.STOP, num_cached_tokens=2)
+    ]
+    body = (await served.post("completions", prompt="abc")).json()
+    assert body["usage"] == usage(prompt_tokens=3, cached_tokens=2)
 
 
 async def test_options_reach_the_request(served):
@@ -122,6 +141,7 @@ async def test_options_reach_the_request(served):
         stop="END",
         stop_token_ids=[5],
         ignore_eos=True,
+        priority=-2,
         max_tokens=9,
         max_completion_tokens=4,
     )
@@ -131,6 +151,7 @@ async def test_options_reach_the_request(served):
     assert (sampling.min_p, sampling.seed, stopping.max_tokens) == (0.25, 9, 4)
     assert (stopping.stop, stopping.stop_token_ids) == (("END",), {5})
     assert stopping.ignore_eos
+    assert request.priority == -2
 
 
 def positions(text: str) -> tuple[TokenLogprobs, ...]:

@@ -45,6 +45,24 @@ async def test_defaults_are_resolved_before_the_loop_sees_the_request():
     assert request.stopping.max_tokens == MODEL.max_model_len - 5
 
 
+async def test_ended_requests_are_counted_by_their_reason():
+    """A stop string counts as a stop, an error and a reader that left as none; refused ones do not count."""
+    loop, gate = ScriptedLoop(deltas("one END two", finish=None)), EngineGate()
+    assert gate.num_ended == {}
+    engine = engine_on(loop)
+    gate.open(engine)
+    async with await engine.generate(asked(stop=("END",))) as stream:
+        assert [delta.text async for delta in stream] == ["one "]
+    loop.script = [Unavailable("gone")]
+    with pytest.raises(Unavailable):
+        async with await engine.generate(asked()) as stream:
+            await anext(stream)
+    loop.refusal = Overloaded("full")
+    with pytest.raises(Overloaded):
+        await engine.generate(asked())
+    assert gate.num_ended == {"stop": 1, "none": 1}
+
+
 async def test_seeds_are_drawn_anew():
     """Two requests without a seed do not draw the same tokens."""
     assert draw_seed() != draw_seed()

@@ -20,6 +20,15 @@ async def test_what_waits_comes_as_one_delta():
     ]
 
 
+async def test_cached_tokens_outlive_the_end():
+    """What the first delta says of the prompt stands in every later one, also in an abort's."""
+    stream = TokenStream(on_leave=lambda: None)
+    stream.put(TokenDelta(token_ids=(5,), num_cached_tokens=16))
+    stream.put(TokenDelta(finish_reason=FinishReason.ABORT))
+    (delta,) = [delta async for delta in stream]
+    assert (delta.token_ids, delta.num_cached_tokens) == ((5,), 16)
+
+
 async def test_reader_waits_for_news():
     """Without news the reader waits; it gets each delta as it comes."""
     stream = TokenStream(on_leave=lambda: None)

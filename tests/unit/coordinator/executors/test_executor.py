@@ -16,6 +16,7 @@ from common.worker_api import PROTOCOL_VERSION, Rank
 from coordinator.executors.executor import Executor
 from tests.fakes.scripted_model import next_token
 from tests.fakes.scripted_worker import ScriptedWorker, scripted_pipeline
+from tests.fakes.step_answer import step_answer
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -112,7 +113,7 @@ async def test_only_the_last_stage_samples(num_stages):
     workers = scripted_pipeline(num_stages)
     executor = await started(workers)
     output = prefill(executor)
-    result = await executor.sample_tokens(executor.execute_model(output))
+    result = await step_answer(executor, output)
     assert result.sampled_token_ids.row(0).tolist() == [next_token(PROMPT)]
     assert all(worker.executed == [output] for worker in workers)
     await executor.shutdown()
@@ -121,8 +122,8 @@ async def test_only_the_last_stage_samples(num_stages):
 async def test_steps_may_follow_without_waiting():
     """A second step is sent while the first is unanswered; replies keep their steps."""
     executor = await started(scripted_pipeline(2, step_seconds=0.01))
-    steps = [executor.execute_model(prefill(executor, number)) for number in (1, 2)]
-    results = [await executor.sample_tokens(step) for step in steps]
+    steps = [step_answer(executor, prefill(executor, number)) for number in (1, 2)]
+    results = await asyncio.gather(*steps)
     assert [result.key.step_id.step for result in results] == [1, 2]
     await executor.shutdown()
 
@@ -130,8 +131,8 @@ async def test_steps_may_follow_without_waiting():
 async def test_step_without_tokens_has_no_sample_phase():
     """The empty step is answered by the empty output."""
     executor = await started(scripted_pipeline(2))
-    step = executor.execute_model(SchedulerOutput(step_id=step_id(executor, 1), base_step=0))
-    assert (await executor.sample_tokens(step)).handles.size == 0
+    result = await step_answer(executor, SchedulerOutput(step_id=step_id(executor, 1), base_step=0))
+    assert result.handles.size == 0
     await executor.shutdown()
 
 
@@ -195,9 +196,8 @@ async def test_failed_step_names_the_rank():
     workers = scripted_pipeline(2)
     executor = await started(workers)
     workers[0].fail_step(1, StepFailed("out of memory"))
-    step = executor.execute_model(prefill(executor))
     with pytest.raises(StepFailed, match=r"^stage 0 \(scripted:0\): out of memory"):
-        await executor.sample_tokens(step)
+        await step_answer(executor, prefill(executor))
     await executor.shutdown()
 
 
@@ -207,8 +207,7 @@ async def test_lost_worker_fails_the_step_and_is_told_once():
     executor = await started(workers)
     told: list[ServiceError] = []
     executor.on_lost(told.append)
-    step = executor.execute_model(prefill(executor))
-    waiting = asyncio.ensure_future(executor.sample_tokens(step))
+    waiting = asyncio.ensure_future(step_answer(executor, prefill(executor)))
     await asyncio.sleep(0)
     workers[1].lose("killed by SIGKILL")
     with pytest.raises(WorkerLost, match=r"^stage 1 \(scripted:1\) lost: killed by SIGKILL$"):

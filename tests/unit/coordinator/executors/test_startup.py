@@ -77,18 +77,30 @@ async def test_a_new_coordinator_takes_a_group_over_as_it_is():
     "other",
     [
         replace(CONFIG, model=ModelConfig(model="scripted", max_model_len=128)),
+        replace(CONFIG, model=ModelConfig(model="scripted", quantization="int8")),
         replace(CONFIG, cache=CacheConfig(block_size=8, num_blocks=200)),
         replace(CONFIG, cache=CacheConfig(block_size=4, num_blocks=100)),
     ],
 )
 async def test_workers_that_hold_something_else_are_loaded_anew(other):
-    """Another length, block size or number of blocks than what stands: the whole way again."""
+    """Another length, form of weights, block size or number of blocks than stand: all anew."""
     workers = scripted_pipeline(2)
     await brought_up(workers)
     await brought_up(workers, other)
     held = [(await worker.describe()).held_stage for worker in workers]
     assert [stage.num_blocks for stage in held if stage] == [other.cache.num_blocks] * 2
     assert await closed(workers) == [2, 2]
+
+
+async def test_a_form_of_weights_that_a_worker_cannot_hold_is_refused_before_anything_is_loaded():
+    """The error names the rank, its device and the form."""
+    workers = scripted_pipeline(2)
+    asked = replace(CONFIG, model=ModelConfig(model="scripted", quantization="int4"))
+    with pytest.raises(
+        ConfigError, match=r"stage 0 .* on scripted and cannot hold weights as int4"
+    ):
+        await brought_up(workers, asked)
+    assert await closed(workers) == [0, 0]
 
 
 async def test_a_fresh_worker_adopts_the_blocks_of_its_group():

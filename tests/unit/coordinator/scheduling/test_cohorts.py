@@ -85,3 +85,35 @@ def test_rows_stay_in_order_of_arrival_after_a_move():
         for output in replica.plan_all():
             assert handles_of(output) == sorted(handles_of(output))
     assert set(replica.handles_in_flight) == {1, 2, 3, 4, 8}
+
+
+def test_long_and_short_prompts_are_spread_by_their_tokens():
+    """Two long and two short prompts make two steps of about the same length, not of the same rows."""
+    replica = _replica(2)
+    for length in (100, 100, 5, 5):
+        replica.scheduler.add(request((1,) * length, max_tokens=4))
+    first, second = replica.plan_all()
+    assert first.num_scheduled_tokens.tolist() == [100]
+    assert second.num_scheduled_tokens.tolist() == [100, 5]
+
+
+def test_a_full_step_is_not_held_back():
+    """Where the waiting prompts fill every cohort's budget, each step takes all it can."""
+    config = ScheduleConfig(max_num_batched_tokens=150)
+    replica = ScriptedReplica(config, num_stages=2, num_blocks=256)
+    for _ in range(8):
+        replica.scheduler.add(request((1,) * 100, max_tokens=4))
+    assert [output.total_num_scheduled_tokens for output in replica.plan_all()] == [150, 150]
+
+
+def test_one_idle_cohort_shares_with_nobody():
+    """A cohort that is alone in being idle admits whatever fits its fair size."""
+    replica = _replica(2)
+    for length in (3, 3):
+        replica.scheduler.add(request((1,) * length, max_tokens=9))
+    replica.plan_all()
+    for length in (100, 5):
+        replica.scheduler.add(request((2,) * length, max_tokens=9))
+    replica.commit()
+    (output,) = replica.plan_all()
+    assert sorted(output.num_scheduled_tokens.tolist()) == [1, 100]

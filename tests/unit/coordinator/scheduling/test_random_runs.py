@@ -25,6 +25,7 @@ class Arrival:
     max_tokens: int
     ignore_eos: bool
     abort_after: int | None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +35,28 @@ class Settings:
     num_stages: int
     config: ScheduleConfig
     num_blocks: int
+    has_prefix_cache: bool = True
 
 
+PROMPT_STEM = tuple(range(4, 16))
+"""Half of the prompts begin with a part of it, so that prefixes are shared."""
+
+prompts = st.one_of(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8).map(tuple),
+    st.builds(
+        lambda length, end: (*PROMPT_STEM[:length], *end),
+        st.integers(3, 7),
+        st.lists(st.integers(0, 3), max_size=2).map(tuple),
+    ),
+)
 arrivals = st.builds(
     Arrival,
     turn=st.integers(0, 6),
-    prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8).map(tuple),
+    prompt=prompts,
     max_tokens=st.integers(1, 20),
     ignore_eos=st.booleans(),
     abort_after=st.none() | st.none() | st.integers(0, 12),
+    priority=st.integers(-1, 1),
 )
 run_settings = st.builds(
     Settings,
@@ -54,8 +68,13 @@ run_settings = st.builds(
         max_steps_in_flight=st.none() | st.integers(1, 5),
         pp_cohorts=st.none() | st.integers(1, 4),
         max_waiting=st.integers(4, 20),
+        check_state_every=st.integers(1, 3),
+        scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+        max_prefill_chunk=st.none() | st.integers(1, 5),
+        admission_watermark=st.sampled_from([0.0, 0.3]),
     ),
     num_blocks=st.integers(6, 16),
+    has_prefix_cache=st.booleans(),
 )
 
 
@@ -70,6 +89,7 @@ class Run:
             block_size=BLOCK_SIZE,
             eos_token_ids=EOS,
             vocab_size=VOCAB_SIZE,
+            has_prefix_cache=sizes.has_prefix_cache,
         )
         self._requests = requests
         self.accepted: dict[int, Arrival] = {}
@@ -90,7 +110,10 @@ class Run:
         for arrival in self._requests:
             if arrival.turn == turn:
                 asked = request(
-                    arrival.prompt, max_tokens=arrival.max_tokens, ignore_eos=arrival.ignore_eos
+                    arrival.prompt,
+                    max_tokens=arrival.max_tokens,
+                    ignore_eos=arrival.ignore_eos,
+                    priority=arrival.priority,
                 )
                 try:
                     self.accepted[self.replica.scheduler.add(asked)] = arrival
@@ -112,7 +135,7 @@ def _expected(arrival: Arrival, *, longest: int) -> list[int]:
     return token_ids[: ends[0] + 1] if ends else token_ids
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     sizes=run_settings,
     requests=st.lists(arrivals, min_size=3, max_size=10),
@@ -123,8 +146,8 @@ def test_every_run_ends_with_the_scripted_tokens_and_all_blocks(
 ):
     """Requests end with their own tokens whatever is chunked, preempted, aborted or in flight.
 
-    The replica checks each step: budgets, one step in flight a request, blocks owned once, no handle
-    dropped that the workers do not hold.
+    The replica checks each step: budgets, one step in flight a request, blocks written by one request
+    alone, no handle dropped that the workers do not hold, equal books.
     """
     run = Run(sizes, requests)
     run.play(num_commits)
@@ -145,18 +168,32 @@ def test_every_run_ends_with_the_scripted_tokens_and_all_blocks(
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
     assert replica.known_handles == frozenset()
     assert len(replica.finished_handles) == len(set(replica.finished_handles))
-    assert replica.num_preempted_handles == scheduler.num_preemptions
+    assert replica.num_preempted_handles == scheduler.counters.num_preemptions
     assert not scheduler.has_undelivered_finishes
 
 
 def test_random_runs_do_preempt():
     """The sizes drawn above are small enough that preemption happens at all."""
     requests = [
-        Arrival(turn=0, prompt=(1,) * 6, max_tokens=10, ignore_eos=True, abort_after=None)
-        for _ in range(4)
+        Arrival(turn=0, prompt=(i,) * 6, max_tokens=10, ignore_eos=True, abort_after=None)
+        for i in range(4)
     ]
     config = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=16)
     run = Run(Settings(num_stages=2, config=config, num_blocks=14), requests)
     run.play([1])
-    assert run.replica.scheduler.num_preemptions > 0
-    assert run.replica.num_preempted_handles == run.replica.scheduler.num_preemptions
+    assert run.replica.scheduler.counters.num_preemptions > 0
+    assert run.replica.num_preempted_handles == run.replica.scheduler.counters.num_preemptions
+
+
+def test_random_runs_do_share_and_evict():
+    """With prompts as drawn above prefixes are found, also once preempted sequences took blocks."""
+    requests = [
+        Arrival(turn=turn, prompt=PROMPT_STEM[:8], max_tokens=12, ignore_eos=True, abort_after=None)
+        for turn in (0, 5, 6, 6)
+    ]
+    config = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=16)
+    run = Run(Settings(num_stages=2, config=config, num_blocks=14), requests)
+    run.play([1])
+    counters = run.replica.scheduler.counters
+    assert counters.num_cached_tokens > 0
+    assert counters.num_preemptions > 0

@@ -106,9 +106,17 @@ def test_sequence_ends_where_the_cache_ends():
     assert replica.finish_reasons[handle] is FinishReason.LENGTH
 
 
-def test_the_youngest_is_preempted_and_comes_back_with_its_tokens():
-    """When blocks run out the youngest gives way; it returns in full, under the same handle."""
-    replica = ScriptedReplica(ONE_COHORT, num_blocks=6, block_size=4)
+@pytest.mark.parametrize(("has_prefix_cache", "num_computed"), [(False, 0), (True, 4)])
+def test_the_youngest_is_preempted_and_comes_back_with_its_tokens(
+    *, has_prefix_cache: bool, num_computed: int
+):
+    """When blocks run out the youngest gives way; it returns in full, under the same handle.
+
+    What is left of its blocks in the prefix cache is not computed again.
+    """
+    replica = ScriptedReplica(
+        ONE_COHORT, num_blocks=6, block_size=4, has_prefix_cache=has_prefix_cache
+    )
     old = replica.scheduler.add(request((1, 2, 3, 4), max_tokens=12))
     young = replica.scheduler.add(request((5, 6, 7), max_tokens=8))
     readmitted = None
@@ -119,8 +127,8 @@ def test_the_youngest_is_preempted_and_comes_back_with_its_tokens():
     assert readmitted is not None
     assert readmitted.handle == young
     assert readmitted.num_prompt_tokens == 3
-    assert readmitted.num_computed_tokens == 0
-    assert replica.scheduler.num_preemptions == replica.num_preempted_handles == 1
+    assert readmitted.num_computed_tokens == num_computed
+    assert replica.scheduler.counters.num_preemptions == replica.num_preempted_handles == 1
     assert replica.token_ids[old] == list(scripted_tokens((1, 2, 3, 4), 12))
     assert replica.token_ids[young] == list(scripted_tokens((5, 6, 7), 8))
 
@@ -133,7 +141,7 @@ def test_preempted_sequence_waits_for_its_step_in_flight():
     old = scheduler.add(request((1, 2, 3, 4), max_tokens=20))
     young = scheduler.add(request(tuple(range(20)), max_tokens=3))
     replica.plan_all()
-    while scheduler.num_preemptions == 0:
+    while scheduler.counters.num_preemptions == 0:
         replica.commit()
         replica.plan_all()
     last = scheduler.add(request((8,), max_tokens=1))
@@ -159,7 +167,7 @@ def test_admission_leaves_a_block_for_every_running_sequence():
     assert replica.scheduler.num_running == 2
     assert replica.scheduler.num_free_blocks == 2
     replica.run_until_idle()
-    assert replica.scheduler.num_preemptions == 0
+    assert replica.scheduler.counters.num_preemptions == 0
     assert replica.token_ids[third] == list(scripted_tokens((1, 2, 3, 4), 2))
 
 

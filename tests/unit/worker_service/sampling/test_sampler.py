@@ -1,6 +1,7 @@
 """The sampler: rows in, tokens and log-probabilities out."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,17 +38,11 @@ def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
 def test_draws_follow_the_softmax(over):
     """Over seeds as over positions the drawn tokens fit softmax(logits / temperature)."""
     count, logits = 20000, torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5])
-    one = rows_of([SamplingParams(temperature=0.7, seed=11)])
-    varying = np.arange(count)
-    rows = SamplingRows(
-        temperature=one.temperature.repeat(count),
-        top_k=one.top_k.repeat(count),
-        top_p=one.top_p.repeat(count),
-        min_p=one.min_p.repeat(count),
-        num_logprobs=one.num_logprobs.repeat(count),
-        seeds=varying if over == "seeds" else one.seeds.repeat(count),
-        positions=varying if over == "positions" else one.positions.repeat(count),
-    )
+    one = SamplingParams(temperature=0.7, seed=11)
+    if over == "seeds":
+        rows = rows_of([replace(one, seed=seed) for seed in range(count)], positions=[3] * count)
+    else:
+        rows = rows_of([one] * count)
     tokens = sample(logits.expand(count, 5), rows).token_ids
     probabilities = torch.softmax(logits / 0.7, dim=0).numpy()
     # 4 degrees of freedom: 18.5 is exceeded once in a thousand.

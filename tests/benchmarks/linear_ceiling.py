@@ -1,0 +1,85 @@
+"""What a decode step cannot go below: its linear layers alone, and the speed at which memory is read."""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.worker_api import Layout, LoadModel, Rank
+from worker_service.device import bind, find_device
+from worker_service.models.layers.linear import ColumnLinear, RowLinear
+from worker_service.models.model_spec import read_model_spec
+from worker_service.runner.load_stage import load_stage
+
+REPEATS = 20
+READ_BYTES = 1 << 29
+
+
+class LinearLayers:
+    """The linear layers and the head of a model, run one after the other on rows of noise."""
+
+    def __init__(self, folder: Path, *, num_threads: int, quantization: str = "none") -> None:
+        """Load the model as a worker does, in bf16."""
+        spec = read_model_spec(folder)
+        request = LoadModel(
+            model=str(folder),
+            dtype="bfloat16",
+            rank=Rank(),
+            layout=Layout(),
+            first_layer=0,
+            end_layer=spec.num_layers,
+            max_model_len=2048,
+            max_num_batched_tokens=2048,
+            max_num_seqs=64,
+            block_size=16,
+            quantization=quantization,
+        )
+        device = find_device("cpu")
+        bind(device, num_threads=num_threads)
+        model = load_stage(folder, request, device=device.torch_device).model
+        linear = [m for m in model.modules() if isinstance(m, ColumnLinear | RowLinear)]
+        self._layers: list[tuple[Callable[[Tensor], Tensor], int]] = [
+            *((layer, layer.num_inputs) for layer in linear),
+            (model.head.compute_logits, spec.hidden_size),
+        ]
+        self.num_bytes = sum(layer.packed.num_bytes for layer in (*linear, model.head))
+
+    def milliseconds(self, num_rows: int) -> float:
+        """Median time of one pass through all of them."""
+        inputs = {
+            width: torch.randn(num_rows, width, dtype=torch.bfloat16) for _, width in self._layers
+        }
+
+        def run() -> None:
+            for layer, width in self._layers:
+                layer(inputs[width])
+
+        with torch.inference_mode():
+            return _median_seconds(run) * 1e3
+
+
+def read_gigabytes_per_second() -> float:
+    """How fast all threads together read memory, far past the caches; the best of some tries."""
+    values = torch.ones(READ_BYTES // 4, dtype=torch.float32)
+    return READ_BYTES / 1e9 / _least_seconds(lambda: values.sum())
+
+
+def _median_seconds(run: Callable[[], object]) -> float:
+    return statistics.median(_seconds(run))
+
+
+def _least_seconds(run: Callable[[], object]) -> float:
+    return min(_seconds(run))
+
+
+def _seconds(run: Callable[[], object]) -> list[float]:
+    run()
+    found: list[float] = []
+    for _ in range(REPEATS):
+        started = time.monotonic()
+        run()
+        found.append(time.monotonic() - started)
+    return found
