@@ -15,7 +15,7 @@ import grpc
 from stepwire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc
 from stepwire.v1 import inference_pb2 as pb
 
-from common.codecs.worker_codec import decode_rank
+from common.codecs.place_codec import decode_rank
 from common.errors import InvalidRequest
 from common.requests import FinishReason
 from common.rpc.client import client_options, connect, invoke

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 from stepwire.v1 import channel_pb2 as pb
 
+from common.codecs.place_codec import decode_rank, encode_rank
 from common.codecs.step_codec import decode_step_key, encode_step_key
 from common.codecs.tensor_codec import decode_descriptors, encode_descriptor
-from common.codecs.worker_codec import decode_rank, encode_rank
 from common.errors import InvalidStep, TensorError
 from common.step import StepKey
 from common.tensors import TensorDescriptor

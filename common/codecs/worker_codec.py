@@ -6,8 +6,14 @@ Values that cannot be meant raise InvalidRequest naming the field.
 
 from stepwire.v1 import worker_pb2 as pb
 
+from common.codecs.place_codec import (
+    decode_place,
+    decode_rank,
+    encode_layout,
+    encode_rank,
+    require,
+)
 from common.config import NO_QUANTIZATION, QUANTIZATIONS
-from common.errors import InvalidRequest
 from common.worker_api import (
     Authority,
     BeginGeneration,
@@ -17,57 +23,17 @@ from common.worker_api import (
     KVCacheGroup,
     KVCacheReport,
     KVCacheSpec,
-    Layout,
     LoadModel,
     LoadReport,
     MemoryBudget,
     MemoryReport,
     Peer,
-    Rank,
     WorkerActivity,
     WorkerInfo,
 )
 
 MOST_STEPS = 1024
 """Far more than any pipeline has; a worker keeps room for as many answers and frames."""
-
-
-def _require(is_valid: bool, field: str, rule: str) -> None:  # noqa: FBT001 - reads as an assertion
-    if not is_valid:
-        raise InvalidRequest(f"{field} {rule}", param=field)
-
-
-def encode_rank(rank: Rank) -> pb.Rank:
-    """Spell a rank."""
-    return pb.Rank(replica=rank.replica, stage=rank.stage, tensor_parallel=rank.tensor_parallel)
-
-
-def decode_rank(rank: pb.Rank) -> Rank:
-    """Read a rank."""
-    return Rank(replica=rank.replica, stage=rank.stage, tensor_parallel=rank.tensor_parallel)
-
-
-def encode_layout(layout: Layout) -> pb.Layout:
-    """Spell a replica's shape."""
-    return pb.Layout(num_stages=layout.num_stages, tensor_parallel_size=layout.tensor_parallel_size)
-
-
-def decode_layout(layout: pb.Layout) -> Layout:
-    """Read a replica's shape."""
-    _require(layout.num_stages >= 1, "layout.num_stages", "must be at least 1")
-    _require(layout.tensor_parallel_size >= 1, "layout.tensor_parallel_size", "must be at least 1")
-    return Layout(num_stages=layout.num_stages, tensor_parallel_size=layout.tensor_parallel_size)
-
-
-def _decode_place(rank: pb.Rank, layout: pb.Layout) -> tuple[Rank, Layout]:
-    place, shape = decode_rank(rank), decode_layout(layout)
-    _require(place.stage < shape.num_stages, "rank.stage", "must be a stage of the layout")
-    _require(
-        place.tensor_parallel < shape.tensor_parallel_size,
-        "rank.tensor_parallel",
-        "must be an index of the layout",
-    )
-    return place, shape
 
 
 def encode_authority(authority: Authority) -> pb.Authority:
@@ -77,8 +43,8 @@ def encode_authority(authority: Authority) -> pb.Authority:
 
 def decode_authority(authority: pb.Authority) -> Authority:
     """Read who commands."""
-    _require(bool(authority.coordinator_id), "authority.coordinator_id", "must not be empty")
-    _require(authority.epoch >= 1, "authority.epoch", "must be at least 1")
+    require(bool(authority.coordinator_id), "authority.coordinator_id", "must not be empty")
+    require(authority.epoch >= 1, "authority.epoch", "must be at least 1")
     return Authority(coordinator_id=authority.coordinator_id, epoch=authority.epoch)
 
 
@@ -170,7 +136,7 @@ def encode_activity(activity: WorkerActivity) -> pb.WatchStatusResponse:
 
 def decode_activity(activity: pb.WatchStatusResponse) -> WorkerActivity:
     """Read what a worker is doing."""
-    _require(activity.phase in _PHASE_BY_CODE, "phase", "must be a phase of the contract")
+    require(activity.phase in _PHASE_BY_CODE, "phase", "must be a phase of the contract")
     return WorkerActivity(
         state=activity.state,
         epoch=activity.epoch,
@@ -205,12 +171,12 @@ def encode_load_model(request: LoadModel, *, authority: Authority | None) -> pb.
 
 def decode_load_model(request: pb.LoadModelRequest) -> LoadModel:
     """Read which slice of which model to read; sizes are at least 1 and the slice is not empty."""
-    rank, layout = _decode_place(request.rank, request.layout)
-    _require(request.first_layer < request.end_layer, "end_layer", "must be after first_layer")
+    rank, layout = decode_place(request.rank, request.layout)
+    require(request.first_layer < request.end_layer, "end_layer", "must be after first_layer")
     for field in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"):
-        _require(getattr(request, field) >= 1, field, "must be at least 1")
+        require(getattr(request, field) >= 1, field, "must be at least 1")
     quantization = request.quantization if request.HasField("quantization") else NO_QUANTIZATION
-    _require(quantization in QUANTIZATIONS, "quantization", f"must be in {QUANTIZATIONS}")
+    require(quantization in QUANTIZATIONS, "quantization", f"must be in {QUANTIZATIONS}")
     return LoadModel(
         model=request.model,
         dtype=request.dtype,
@@ -264,7 +230,7 @@ def encode_memory_budget(
 def decode_memory_budget(request: pb.DetermineAvailableMemoryRequest) -> MemoryBudget:
     """Read how much the KV cache may use."""
     share = request.gpu_memory_utilization
-    _require(0 < share <= 1, "gpu_memory_utilization", f"must be in (0, 1], not {share}")
+    require(0 < share <= 1, "gpu_memory_utilization", f"must be in (0, 1], not {share}")
     return MemoryBudget(
         kv_cache_bytes=request.kv_cache_bytes if request.HasField("kv_cache_bytes") else None,
         gpu_memory_utilization=share,
@@ -325,7 +291,7 @@ def decode_kv_cache_spec(spec: pb.GetKVCacheSpecResponse) -> KVCacheSpec:
 
 def decode_num_blocks(request: pb.InitializeKVCacheRequest) -> int:
     """Read how many blocks to allocate: the null block and at least one more."""
-    _require(request.num_blocks >= 2, "num_blocks", "must be at least 2")
+    require(request.num_blocks >= 2, "num_blocks", "must be at least 2")
     return request.num_blocks
 
 
@@ -354,10 +320,10 @@ def encode_begin_generation(
 
 def decode_begin_generation(request: pb.BeginGenerationRequest) -> BeginGeneration:
     """Read the start of a generation."""
-    rank, layout = _decode_place(request.rank, request.layout)
-    _require(request.generation >= 1, "generation", "must be at least 1")
+    rank, layout = decode_place(request.rank, request.layout)
+    require(request.generation >= 1, "generation", "must be at least 1")
     steps = request.max_steps_in_flight
-    _require(1 <= steps <= MOST_STEPS, "max_steps_in_flight", f"must be from 1 to {MOST_STEPS}")
+    require(1 <= steps <= MOST_STEPS, "max_steps_in_flight", f"must be from 1 to {MOST_STEPS}")
     return BeginGeneration(
         generation=request.generation,
         rank=rank,
@@ -404,5 +370,5 @@ def decode_peers(request: pb.ConnectPeersRequest) -> tuple[Peer, ...]:
         Peer(rank=decode_rank(peer.rank), tensor_endpoint=peer.tensor_endpoint)
         for peer in request.peers
     )
-    _require(len({peer.rank for peer in peers}) == len(peers), "peers", "must have one per rank")
+    require(len({peer.rank for peer in peers}) == len(peers), "peers", "must have one per rank")
     return peers

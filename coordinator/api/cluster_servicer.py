@@ -7,7 +7,7 @@ import grpc
 from stepwire.v1 import cluster_pb2 as pb
 from stepwire.v1 import cluster_pb2_grpc
 
-from common.codecs.worker_codec import encode_rank
+from common.codecs.place_codec import encode_rank
 from coordinator.engine.cluster_status import ClusterStatus
 
 Context = grpc.aio.ServicerContext[Any, Any]
