@@ -3,7 +3,7 @@
 import pytest
 from stepwire.v1 import worker_pb2
 
-from common.codecs import worker_codec
+from common.codecs import place_codec, worker_codec
 from common.errors import InvalidRequest
 from common.worker_api import (
     Authority,
@@ -76,8 +76,6 @@ ANSWERS = {
     "kv_cache_spec": KVCacheSpec(block_size=16, groups=(GROUP, GROUP)),
     "kv_cache_report": KVCacheReport(kv_id="beef", kv_cache_bytes=1 << 40),
     "generation_report": GenerationReport(incarnation="f00d", kv_id="beef", weights_digest="abc"),
-    "rank": Rank(replica=1, stage=2, tensor_parallel=3),
-    "layout": Layout(num_stages=4, tensor_parallel_size=2),
     "authority": AUTHORITY,
 }
 
@@ -91,6 +89,16 @@ def test_worker_answers(name):
         type(spelled).FromString(spelled.SerializeToString())
     )
     assert decoded == value
+
+
+def test_places():
+    """A rank and a shape survive; no field keeps its default here."""
+    rank, layout = (
+        Rank(replica=1, stage=2, tensor_parallel=3),
+        Layout(num_stages=4, tensor_parallel_size=5),
+    )
+    assert place_codec.decode_rank(place_codec.encode_rank(rank)) == rank
+    assert place_codec.decode_layout(place_codec.encode_layout(layout)) == layout
 
 
 @pytest.mark.parametrize(
