@@ -202,9 +202,12 @@ class EngineLoop:
         self._send(self._scheduler.plan_warm_up())
         while not self.is_stopped and self._loss is None:
             self._check_answers()
-            deltas = self._commit_oldest()
-            # Sent before the readers are woken: the workers compute while tokens become text.
+            answered = self._in_flight.popleft() if self._is_oldest_answered else None
+            deltas = [] if answered is None else self._commit(answered)
+            # Sent before all else: the workers compute while steps are judged and tokens become text.
             self._fill_pipeline()
+            if answered is not None:
+                self._judge(answered)
             self._deliver(deltas)
             await self._next_event()
 
@@ -228,27 +231,23 @@ class EngineLoop:
             if failure is not None:
                 raise failure
 
-    def _commit_oldest(self) -> list[tuple[int, TokenDelta]]:
-        """Commit the oldest step in flight if it is answered."""
-        if not self._is_oldest_answered:
-            return []
+    def _commit(self, sent: _SentStep) -> list[tuple[int, TokenDelta]]:
         assert self._executor is not None, "steps are committed while a generation runs"
-        sent = self._in_flight.popleft()
         result = self._executor.sample_tokens(sent.step)
         deltas = self._scheduler.update_from_output(sent.output, result)
-        self._check_state(sent)
         self._fail_requests(result)
         self.last_step = sent.output.step_id.step
         self._committed_at = self._clock.monotonic()
         self._note_started()
         return deltas
 
-    def _check_state(self, sent: _SentStep) -> None:
-        if sent.state_digest is None:
-            return
+    def _judge(self, sent: _SentStep) -> None:
+        """Learn from a committed step how long such steps take, and compare the ranks' books."""
         assert self._executor is not None, "steps are committed while a generation runs"
-        digests = self._executor.state_digests(sent.step)
-        self.state_checks.compare(sent.state_digest, digests, step=sent.output.step_id.step)
+        self._executor.note_answered(sent.step)
+        if sent.state_digest is not None:
+            digests = self._executor.state_digests(sent.step)
+            self.state_checks.compare(sent.state_digest, digests, step=sent.output.step_id.step)
 
     def _fail_requests(self, result: ModelRunnerOutput) -> None:
         for handle, message in result.request_errors:

@@ -237,11 +237,20 @@ class Executor:
         assert step.is_settled, "the step is still on its way"
         if step.failure is not None:
             raise step.failure
-        self._note_answered(step)
         result = step.replies[-1].result()
         if not isinstance(result, ModelRunnerOutput):
             raise self.members[-1].blame(_no_tokens(result))
         return result
+
+    def note_answered(self, step: StepInFlight) -> None:
+        """Learn how long such steps take and tell the observer; for after the next step was sent."""
+        size = _step_size(step.output)
+        for member, reply in zip(self.members, step.replies, strict=True):
+            result = reply.result()
+            if not isinstance(result, ExecutePending):
+                seconds = compute_seconds(result.timings)
+                self.deadlines[member.rank].observe(**size, seconds=seconds)
+        self._observer.step_answered(step.output.step_id.step)
 
     def state_digests(self, step: StepInFlight) -> dict[str, bytes | None]:
         """What each rank, by name, says of its books after a step that all have answered."""
@@ -297,15 +306,6 @@ class Executor:
 
     def _loaded(self, member: Member) -> LoadedRank:
         return self._ranks[member.rank.stage]
-
-    def _note_answered(self, step: StepInFlight) -> None:
-        size = _step_size(step.output)
-        for member, reply in zip(self.members, step.replies, strict=True):
-            result = reply.result()
-            if not isinstance(result, ExecutePending):
-                seconds = compute_seconds(result.timings)
-                self.deadlines[member.rank].observe(**size, seconds=seconds)
-        self._observer.step_answered(step.output.step_id.step)
 
     async def _release(self, member: Member) -> None:
         try:

@@ -11,4 +11,6 @@ async def step_answer(executor: Executor, output: SchedulerOutput) -> ModelRunne
     is_settled = asyncio.Event()
     step = executor.execute_model(output, on_settled=is_settled.set)
     await is_settled.wait()
-    return executor.sample_tokens(step)
+    result = executor.sample_tokens(step)
+    executor.note_answered(step)
+    return result

@@ -23,10 +23,12 @@ def prepare_inputs(
     offsets = np.zeros(len(query_lens) + 1, dtype=np.int32)
     np.cumsum(query_lens, out=offsets[1:])
 
-    row_of_token = np.repeat(np.arange(len(query_lens)), query_lens)
-    slot_of_token = rows.slots[row_of_token]
-    first_position = (rows.num_computed - offsets[:-1]).astype(np.int64)
-    positions = np.arange(offsets[-1], dtype=np.int64) + first_position[row_of_token]
+    slot_of_token, positions = rows.slots, rows.num_computed.astype(np.int64)
+    if offsets[-1] > len(query_lens):
+        row_of_token = np.repeat(np.arange(len(query_lens)), query_lens)
+        slot_of_token = rows.slots[row_of_token]
+        positions -= offsets[:-1]
+        positions = positions[row_of_token] + np.arange(offsets[-1])
 
     sampling_rows = np.flatnonzero(seq_lens_np == states.tokens.lengths[rows.slots])
 

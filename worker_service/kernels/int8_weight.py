@@ -20,6 +20,7 @@ from worker_service.kernels.quantized_rows import NativeProduct
 from worker_service.kernels.weight_memory import WeightMemory
 
 _LARGEST = 127
+_ROWS_AT_ONCE = 4096  # whose float32 copies are in memory together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +37,14 @@ class Int8Numbers:
 
 def quantize_int8(w_OI: Tensor) -> Int8Numbers:
     """The nearest integers; outputs without a weight other than zero have scale 0."""
-    w_OI = w_OI.float()
+    parts = [_quantize(rows_OI.float()) for rows_OI in w_OI.split(_ROWS_AT_ONCE)]
+    return Int8Numbers(
+        q_OI=torch.cat([part.q_OI for part in parts]),
+        scale_O=torch.cat([part.scale_O for part in parts]),
+    )
+
+
+def _quantize(w_OI: Tensor) -> Int8Numbers:
     scale_O = w_OI.abs().amax(dim=1) / _LARGEST
     divisor_O = scale_O.where(scale_O > 0, 1)
     q_OI = (w_OI / divisor_O[:, None]).round_().clamp_(-_LARGEST, _LARGEST)

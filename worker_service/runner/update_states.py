@@ -25,10 +25,13 @@ def update_states(
     cached = output.cached_requests
     cached_slots = states.slots(cached.handles)
     states.extend(cached_slots, token_ids=cached.new_token_ids, block_ids=cached.new_block_ids[0])
-    slots = np.concatenate([np.array(new_slots, dtype=np.int64), cached_slots])
-    new_handles = np.array([request.handle for request in output.new_requests], dtype=np.uint64)
+    handles, slots = cached.handles, cached_slots
+    if new_slots:
+        new_handles = np.array([request.handle for request in output.new_requests], dtype=np.uint64)
+        handles = np.concatenate([new_handles, handles])
+        slots = np.concatenate([np.array(new_slots, dtype=np.int64), slots])
     rows = ScheduledRows(
-        handles=np.concatenate([new_handles, cached.handles]),
+        handles=handles,
         slots=slots,
         num_computed=states.num_computed[slots],
         num_scheduled=output.num_scheduled_tokens,

@@ -196,7 +196,7 @@ def _gather_rows(output: SchedulerOutput, states: RequestStates) -> _Rows:
     added_blocks = np.diff(cached.new_block_ids[0].offsets.astype(np.int64))
 
     def column(of_new: list[int], of_cached: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.concatenate([np.array(of_new, dtype=np.int64), of_cached])
+        return np.concatenate([np.array(of_new, dtype=np.int64), of_cached]) if new else of_cached
 
     return _Rows(
         handles=_row_handles(output),

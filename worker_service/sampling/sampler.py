@@ -47,7 +47,7 @@ def sample(logits_SV: Tensor, rows: SamplingRows) -> SamplerOutput:
         kept_S = torch.from_numpy(is_finite_S).to(logits_SV.device)
         logits_SV, best_S, rows = logits_SV[kept_S], best_S[kept_S], rows.take(is_finite_S)
     tokens_S = _choose(logits_SV, rows, best_S)
-    num_alternatives = int(rows.num_logprobs.max(initial=NO_LOGPROBS))
+    num_alternatives = rows.most_logprobs
     logprobs = (
         None
         if num_alternatives == NO_LOGPROBS
@@ -61,9 +61,9 @@ def sample(logits_SV: Tensor, rows: SamplingRows) -> SamplerOutput:
 
 def _choose(logits_SV: Tensor, rows: SamplingRows, best_S: Tensor) -> Tensor:
     """Tokens [S]: the best one in greedy rows, a drawn one in the others."""
-    is_drawn_S = rows.temperature > 0
-    if not is_drawn_S.any():
+    if rows.is_greedy:
         return best_S
+    is_drawn_S = rows.temperature > 0
     is_limited_S = is_drawn_S & ((rows.top_k > 0) | (rows.top_p < 1))
     tokens_S = best_S.clone()
     for draw, is_chosen_S in (

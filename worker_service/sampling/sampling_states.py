@@ -35,6 +35,16 @@ class SamplingRows:
     positions: Int64s
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether no row draws at random."""
+        return not np.count_nonzero(self.records["temperature"])
+
+    @property
+    def most_logprobs(self) -> int:
+        """Most alternatives a row asked for, NO_LOGPROBS when none asked for log-probabilities."""
+        return int(self.records["num_logprobs"].max(initial=NO_LOGPROBS))
+
+    @property
     def temperature(self) -> Float32s:
         """float32 [S], 0 is greedy."""
         return self.records["temperature"].copy()
