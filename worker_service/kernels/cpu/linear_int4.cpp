@@ -233,7 +233,7 @@ void linear_int4(bool is_x_bf16, const void* x_TI, const uint8_t* packed, const 
   static constexpr std::array kKernels{sum_rows_avx512<1>, sum_rows_avx512<2>, sum_rows_avx512<3>,
                                        sum_rows_avx512<4>, sum_rows_avx512<5>, sum_rows_avx512<6>,
                                        sum_rows_avx512<7>, sum_rows_avx512<8>};
-  const int64_t groups = num_groups(num_inputs), most = kKernels.size();
+  const int64_t groups = num_groups(num_inputs);
   const bf16* const narrow_TI = static_cast<const bf16*>(x_TI);
   const float* const wide_TI = static_cast<const float*>(x_TI);
   const float* const group_sums = is_x_bf16 ? sum_groups(narrow_TI, num_rows, num_inputs)
@@ -243,15 +243,16 @@ void linear_int4(bool is_x_bf16, const void* x_TI, const uint8_t* packed, const 
     const uint8_t* const weights = packed + block * groups * kGroupBytes;
     float sums[kTaskRows * kOutputs];
     if (is_x_bf16) {
-      for (int64_t row = 0; row < rows; row += most)
-        kKernels[std::min(most, rows - row) - 1](narrow_TI + (first + row) * num_inputs,
-                                                 group_sums + (first + row) * groups, num_inputs,
-                                                 weights, sums + row * kOutputs);
+      for_tiles(rows, kKernels.size(), [&](int64_t row, int64_t height) {
+        kKernels[height - 1](narrow_TI + (first + row) * num_inputs,
+                             group_sums + (first + row) * groups, num_inputs, weights,
+                             sums + row * kOutputs);
+      });
     } else if (rows == 1) {
       sum_row_avx2(wide_TI + first * num_inputs, group_sums + first * groups, num_inputs, weights,
                    sums);
     } else {
-      float* const panel = panel_room<float>(num_inputs);
+      float* const panel = panel_room(num_inputs);
       unpack_avx2(weights, num_inputs, panel);
       sum_panel_avx2(wide_TI + first * num_inputs, rows, num_inputs, panel, sums);
     }

@@ -74,16 +74,6 @@ TARGET_AVX512 void sum_rows_avx512(const bf16* x, int64_t num_inputs, const uint
   }
 }
 
-TARGET_AVX512 void unpack_avx512(const uint8_t* block, int64_t num_inputs, bf16* panel) {
-  const Tables tables = read_tables();
-  for (int64_t i = 0; i < num_inputs; i += 2) {
-    _mm_prefetch(block + i / 2 * kPairBytes + kAheadBytes, _MM_HINT_T0);
-    const Operands w = read_pair(block + i / 2 * kPairBytes, tables);
-    _mm512_store_si512(panel + i * kOutputs, (__m512i)w.low);
-    _mm512_store_si512(panel + i * kOutputs + 32, (__m512i)w.high);
-  }
-}
-
 // A pair of inputs of outputs [8 half, 8 half + 8), and of those 16 further.
 struct Numbers {
   __m256 even[2], odd[2];
@@ -162,29 +152,24 @@ void linear_int8(bool is_x_bf16, const void* x_TI, const uint8_t* packed, const 
                  const float* bias_O, void* y_TO, bool is_y_float, int64_t num_rows,
                  int64_t num_inputs, int64_t num_outputs) {
 #if STEPWIRE_X86
-  static constexpr std::array kFew{sum_rows_avx512<1>, sum_rows_avx512<2>, sum_rows_avx512<3>,
-                                   sum_rows_avx512<4>, sum_rows_avx512<5>, sum_rows_avx512<6>,
-                                   sum_rows_avx512<7>, sum_rows_avx512<8>};
-  constexpr int64_t kMostFew = kFew.size();
+  static constexpr std::array kKernels{sum_rows_avx512<1>, sum_rows_avx512<2>, sum_rows_avx512<3>,
+                                       sum_rows_avx512<4>, sum_rows_avx512<5>, sum_rows_avx512<6>,
+                                       sum_rows_avx512<7>, sum_rows_avx512<8>};
   const Results results{y_TO, is_y_float, num_outputs, scale_O, bias_O};
   for_blocks(num_rows, num_outputs, [&](int64_t block, int64_t first, int64_t rows) {
     const uint8_t* const weights = packed + block * kOutputs * num_inputs;
     float sums[kTaskRows * kOutputs];
     if (is_x_bf16) {
       const bf16* const x = static_cast<const bf16*>(x_TI) + first * num_inputs;
-      if (rows <= kMostFew) {
-        kFew[rows - 1](x, num_inputs, weights, sums);
-      } else {
-        bf16* const panel = panel_room<bf16>(num_inputs);
-        unpack_avx512(weights, num_inputs, panel);
-        sum_panel_avx512(x, rows, num_inputs, panel, sums);
-      }
+      for_tiles(rows, kKernels.size(), [&](int64_t row, int64_t height) {
+        kKernels[height - 1](x + row * num_inputs, num_inputs, weights, sums + row * kOutputs);
+      });
     } else {
       const float* const x = static_cast<const float*>(x_TI) + first * num_inputs;
       if (rows == 1) {
         sum_row_avx2(x, num_inputs, weights, sums);
       } else {
-        float* const panel = panel_room<float>(num_inputs);
+        float* const panel = panel_room(num_inputs);
         unpack_avx2(weights, num_inputs, panel);
         sum_panel_avx2(x, rows, num_inputs, panel, sums);
       }

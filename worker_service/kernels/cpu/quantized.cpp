@@ -33,40 +33,14 @@ void Results::write(const float* sums, int64_t first_row, int64_t num_rows, int6
   }
 }
 
-void* aligned_room(int64_t num_bytes) {
-  constexpr int64_t kLine = 64;
-  thread_local std::vector<uint8_t> room;
-  room.resize(std::max<size_t>(room.size(), num_bytes + kLine));
-  const auto address = reinterpret_cast<uintptr_t>(room.data());
-  return reinterpret_cast<void*>((address + kLine - 1) / kLine * kLine);
+float* panel_room(int64_t num_inputs) {
+  thread_local std::vector<float> room;
+  room.resize(std::max<size_t>(room.size(), kOutputs * num_inputs));
+  return room.data();
 }
 
 #if STEPWIRE_X86
 namespace {
-
-// R rows, whose sums stay in two registers each.
-template <int R>
-TARGET_AVX512 void sum_rows_avx512(const bf16* x, int64_t num_inputs, const bf16* panel,
-                                   float* sums) {
-  __m512 low[R], high[R];
-  for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_ps();
-  for (int64_t i = 0; i < num_inputs; i += 2) {
-    const auto w_low = (__m512bh)_mm512_loadu_si512(panel + i * kOutputs);
-    const auto w_high = (__m512bh)_mm512_loadu_si512(panel + i * kOutputs + 32);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      int32_t pair;
-      std::memcpy(&pair, x + r * num_inputs + i, sizeof(pair));
-      const auto x_pair = (__m512bh)_mm512_set1_epi32(pair);
-      low[r] = _mm512_dpbf16_ps(low[r], w_low, x_pair);
-      high[r] = _mm512_dpbf16_ps(high[r], w_high, x_pair);
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    _mm512_storeu_ps(sums + r * kOutputs, low[r]);
-    _mm512_storeu_ps(sums + r * kOutputs + 16, high[r]);
-  }
-}
 
 // R rows, whose sums stay in four registers each.
 template <int R>
@@ -89,32 +63,14 @@ TARGET_AVX2 void sum_rows_avx2(const float* x, int64_t num_inputs, const float* 
     for (int j = 0; j < 4; ++j) _mm256_storeu_ps(sums + r * kOutputs + 8 * j, part[r][j]);
 }
 
-// Runs the kernel for as many rows at once as there are kernels, then for the rest.
-template <typename X, typename Kernels>
-void sum_rows(const X* x, int64_t num_rows, int64_t num_inputs, const X* panel, float* sums,
-              const Kernels& kernels) {
-  const int64_t most = kernels.size();
-  for (int64_t row = 0; row < num_rows; row += most) {
-    const int64_t rows = std::min(most, num_rows - row);
-    kernels[rows - 1](x + row * num_inputs, num_inputs, panel, sums + row * kOutputs);
-  }
-}
-
 }  // namespace
-
-void sum_panel_avx512(const bf16* x, int64_t num_rows, int64_t num_inputs, const bf16* panel,
-                      float* sums) {
-  static constexpr std::array kKernels{
-      sum_rows_avx512<1>, sum_rows_avx512<2>,  sum_rows_avx512<3>,  sum_rows_avx512<4>,
-      sum_rows_avx512<5>, sum_rows_avx512<6>,  sum_rows_avx512<7>,  sum_rows_avx512<8>,
-      sum_rows_avx512<9>, sum_rows_avx512<10>, sum_rows_avx512<11>, sum_rows_avx512<12>};
-  sum_rows(x, num_rows, num_inputs, panel, sums, kKernels);
-}
 
 void sum_panel_avx2(const float* x, int64_t num_rows, int64_t num_inputs, const float* panel,
                     float* sums) {
   static constexpr std::array kKernels{sum_rows_avx2<1>, sum_rows_avx2<2>, sum_rows_avx2<3>};
-  sum_rows(x, num_rows, num_inputs, panel, sums, kKernels);
+  for_tiles(num_rows, kKernels.size(), [&](int64_t row, int64_t height) {
+    kKernels[height - 1](x + row * num_inputs, num_inputs, panel, sums + row * kOutputs);
+  });
 }
 #endif
 

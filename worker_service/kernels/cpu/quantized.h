@@ -1,7 +1,8 @@
 // What the kernels of quantized weights share: a block of outputs times many rows, and its results.
 //
-// A block is kOutputs outputs, a panel its weights unpacked to numbers. Inputs come padded with
-// zeros to a multiple of kInputs, rows one behind the other.
+// A block is kOutputs outputs. Inputs come padded with zeros to a multiple of kInputs, rows one
+// behind the other. AVX-512 has instructions and registers enough to unpack a block's weights anew
+// for every few rows; AVX2 unpacks them once into a panel of float32.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace stepwire {
 constexpr int64_t kOutputs = 32;
 constexpr int64_t kInputs = 32;
 
-// Rows that a task computes; a panel is unpacked once for them.
+// Rows that a task computes.
 constexpr int64_t kTaskRows = 128;
 
 // How far a block's weights are fetched before they are needed.
@@ -46,6 +47,16 @@ void for_blocks(int64_t num_rows, int64_t num_outputs, const Body& body) {
   });
 }
 
+// Calls body(first row, number of rows) for tiles of nearly equal height, none above `most`.
+template <typename Body>
+void for_tiles(int64_t num_rows, int64_t most, const Body& body) {
+  const int64_t num_tiles = (num_rows + most - 1) / most;
+  for (int64_t tile = 0; tile < num_tiles; ++tile) {
+    const int64_t first = num_rows * tile / num_tiles;
+    body(first, num_rows * (tile + 1) / num_tiles - first);
+  }
+}
+
 // Where results go, float32 or bfloat16: y_TO = sums · scale_O + bias_O; scale and bias may be null.
 struct Results {
   void* y;
@@ -58,19 +69,10 @@ struct Results {
   void write(const float* sums, int64_t first_row, int64_t num_rows, int64_t block) const;
 };
 
-// Room of the calling thread for so many bytes, aligned to a cache line.
-void* aligned_room(int64_t num_bytes);
+// Room of the calling thread for a panel.
+float* panel_room(int64_t num_inputs);
 
-template <typename Number>
-Number* panel_room(int64_t num_inputs) {
-  return static_cast<Number*>(aligned_room(sizeof(Number) * kOutputs * num_inputs));
-}
-
-// sums[row][output] of num_rows rows and a panel: bfloat16 [input / 2][kOutputs][2].
-void sum_panel_avx512(const bf16* x, int64_t num_rows, int64_t num_inputs, const bf16* panel,
-                      float* sums);
-
-// The same in float32, panel [input][kOutputs].
+// sums[row][output] of num_rows rows and a panel [input][kOutputs].
 void sum_panel_avx2(const float* x, int64_t num_rows, int64_t num_inputs, const float* panel,
                     float* sums);
 
