@@ -6,6 +6,7 @@ not there before it. Fixtures of a wider scope start before a test and may outli
 
 import asyncio
 import inspect
+import logging
 import re
 import subprocess
 import sys
@@ -67,6 +68,16 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the settings of whoever runs the tests."""
     for name in [name for name in environment() if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Undo what a test configures: a handler would outlive the stream it writes to."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture
