@@ -4,7 +4,8 @@ A slice is passed to the one part that uses it; derived values are properties. T
 `metadata` are the helps of the flags, whose names are the field names with dashes.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.errors import ConfigError
@@ -97,12 +98,19 @@ class CacheConfig:
             )
 
 
+ACCELERATOR_STEP_TOKENS = 2048
+CPU_STEP_TOKENS = 256
+"""A CPU computes no faster in larger steps, and the first tokens of a step wait for its last."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleConfig:
     """The budgets of a step and of the queue."""
 
     max_num_seqs: int = setting(64, "most sequences running at once")
-    max_num_batched_tokens: int = setting(2048, "most tokens of one step")
+    max_num_batched_tokens: int | None = setting(
+        None, "most tokens of one step (default: 2048, or 256 when a worker computes on a CPU)"
+    )
     max_steps_in_flight: int | None = setting(None, "steps in flight (default: pipeline stages)")
     pp_cohorts: int | None = setting(None, "groups of sequences taking turns (default: stages)")
     max_waiting: int = setting(1024, "most requests waiting before new ones are refused")
@@ -139,7 +147,18 @@ class ScheduleConfig:
     @property
     def sequence_limit(self) -> int:
         """Most sequences running at once: a step has a token for each of them."""
-        return min(self.max_num_seqs, self.max_num_batched_tokens)
+        return min(self.max_num_seqs, self.step_tokens)
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of one step."""
+        return self.max_num_batched_tokens or ACCELERATOR_STEP_TOKENS
+
+    def for_devices(self, devices: Iterable[str]) -> "ScheduleConfig":
+        """With the tokens of a step decided for a group of workers on these devices."""
+        has_cpu = any(device == "cpu" for device in devices)
+        step_tokens = CPU_STEP_TOKENS if has_cpu else ACCELERATOR_STEP_TOKENS
+        return replace(self, max_num_batched_tokens=self.max_num_batched_tokens or step_tokens)
 
     @property
     def has_priorities(self) -> bool:

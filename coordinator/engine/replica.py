@@ -94,6 +94,8 @@ class Replica:
         Raises the ServiceError of whatever failed.
         """
         self._group = group = await self._bring_up()
+        # Later groups get the budgets of the first one, since the scheduler keeps them.
+        self._config = replace(self._config, schedule=group.executor.schedule)
         self._scheduler = Scheduler(
             self._config.schedule,
             num_stages=group.executor.num_stages,

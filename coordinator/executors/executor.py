@@ -99,6 +99,7 @@ class Executor:
         self.authority = group.authority
         self.generation = succession.generation
         self.max_model_len = group.max_model_len
+        self.schedule = group.schedule
         self.members = members
         self.deadlines = succession.deadlines or {
             member.rank: StepDeadlines(succession.deadline_rules) for member in members

@@ -7,9 +7,9 @@ told again. Knows workers by `WorkerApi` alone.
 import logging
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from common.config import NO_QUANTIZATION, CoordinatorConfig
+from common.config import NO_QUANTIZATION, CoordinatorConfig, ScheduleConfig
 from common.errors import ConfigError, Fenced, ModelError
 from common.model_folder import ModelFolder
 from common.worker_api import (
@@ -53,12 +53,14 @@ class LoadedRank:
 class LoadedGroup:
     """Every rank with its parameters, in rank order, and who commands them; lengths in tokens.
 
+    schedule: the budgets, decided for the workers' devices.
     num_blocks: KV cache blocks that every warm rank holds and the others adopt; None: not decided.
     """
 
     authority: Authority
     ranks: tuple[LoadedRank, ...]
     max_model_len: int
+    schedule: ScheduleConfig
     num_blocks: int | None
 
 
@@ -86,12 +88,13 @@ async def load_group(
     check_not_claimed(members, infos, authority)
     check_quantization(members, infos, config.model.quantization)
     dtype = resolve_dtype(config, folder, infos)
+    schedule = config.schedule.for_devices(info.device for info in infos)
     requests = [
         _load_request(
             member.rank,
             Layout(num_stages=len(members)),
             layers,
-            config=config,
+            config=replace(config, schedule=schedule),
             folder=folder,
             dtype=dtype,
             max_model_len=max_model_len,
@@ -118,7 +121,11 @@ async def load_group(
     _log_loaded(members, ranks)
     check_same_weights(members, ranks)
     return LoadedGroup(
-        authority=authority, ranks=ranks, max_model_len=max_model_len, num_blocks=num_blocks
+        authority=authority,
+        ranks=ranks,
+        max_model_len=max_model_len,
+        schedule=schedule,
+        num_blocks=num_blocks,
     )
 
 
@@ -271,7 +278,7 @@ def _load_request(
         first_layer=layers.start,
         end_layer=layers.stop,
         max_model_len=max_model_len,
-        max_num_batched_tokens=config.schedule.max_num_batched_tokens,
+        max_num_batched_tokens=config.schedule.step_tokens,
         max_num_seqs=config.schedule.max_num_seqs,
         block_size=config.cache.block_size,
         quantization=config.model.quantization,

@@ -188,7 +188,7 @@ class Scheduler:
         """Rows the workers do not hold yet, and rows they hold."""
         self._cohorts.even_out(cohort)
         budget = StepBudget(
-            num_tokens=self.config.max_num_batched_tokens,
+            num_tokens=self.config.step_tokens,
             num_seats=self.config.sequence_limit - len(self._running),
         )
         num_preemptions = self.counters.num_preemptions
@@ -235,7 +235,7 @@ class Scheduler:
         num_tokens_left = fair_tokens(
             self._waiting,
             num_cohorts=self._cohorts.num_idle,
-            most=self.config.max_num_batched_tokens,
+            most=self.config.step_tokens,
         )
         while budget.num_tokens and budget.num_seats and len(rows) < num_places:
             sequence = self._waiting.peek()

@@ -75,7 +75,7 @@ class ScriptedReplica:
                 block_size=block_size,
                 num_blocks=num_blocks,
                 max_model_len=max_model_len,
-                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_batched_tokens=config.step_tokens,
                 max_num_seqs=config.sequence_limit,
             )
         )
@@ -123,7 +123,7 @@ class ScriptedReplica:
         assert output.base_step == self._last_step
         assert output.step_id.step == self._last_step + 1
         assert not set(handles) & set(self.handles_in_flight), "a request is in flight twice"
-        assert output.total_num_scheduled_tokens <= self._config.max_num_batched_tokens
+        assert output.total_num_scheduled_tokens <= self._config.step_tokens
         self._last_step += 1
         rows = self._model.apply(output)  # a handle dropped twice fails here
         if output.want_state_digest:

@@ -69,6 +69,21 @@ def test_one_step_in_flight_means_one_cohort():
     assert ScheduleConfig(max_steps_in_flight=1).num_cohorts(4) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "devices", "expected"),
+    [
+        (None, ("cpu",), 256),
+        (None, ("cuda:0", "cpu"), 256),
+        (None, ("cuda:0", "cuda:1"), 2048),
+        (512, ("cpu",), 512),
+    ],
+)
+def test_tokens_of_a_step_follow_from_the_devices(given, devices, expected):
+    """A group with a CPU takes small steps unless it is told otherwise."""
+    schedule = ScheduleConfig(max_num_batched_tokens=given).for_devices(devices)
+    assert schedule.step_tokens == expected
+
+
 def test_tensor_socket_binds_the_host_of_the_grpc_port():
     """Without an address of its own the tensor socket takes a free port of the same interface."""
     assert WorkerConfig(listen="10.0.0.1:7001").tensor_bind == ("10.0.0.1", 0)
