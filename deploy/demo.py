@@ -114,9 +114,6 @@ async def start_coordinator(
         "coordinator",
         f"--model={MODEL}",
         f"--workers={','.join(addresses)}",
-        # The fastest type on most CPUs, and steps short enough for a quick start.
-        "--dtype=float32",
-        "--max-num-batched-tokens=512",
         "--grpc-port=0",
         "--http-port=0",
         name="coordinator",

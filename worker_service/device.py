@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from common.errors import ConfigError
+from worker_service.kernels.native import native_kernels
 
 DTYPES = ("float32", "bfloat16", "float16")
 MIN_BFLOAT16_CAPABILITY = (8, 0)
@@ -67,9 +68,10 @@ def _find_gpu(name: str) -> Device:
 
 def _cpu_dtypes() -> tuple[str, ...]:
     """Other types run on any CPU, but several times slower than float32 where they are emulated."""
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     is_native = {
         "float32": True,
-        "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        "bfloat16": has_bfloat16 or native_kernels() is not None,
         "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     }
     return tuple(dtype for dtype in DTYPES if is_native[dtype])

@@ -8,6 +8,7 @@ import torch
 
 from common.errors import ConfigError
 from worker_service.device import bind, find_device
+from worker_service.kernels.native import native_kernels
 
 
 def test_cpu_says_what_it_has() -> None:
@@ -16,6 +17,12 @@ def test_cpu_says_what_it_has() -> None:
     assert device.name == "cpu"
     assert device.memory_bytes > 1 << 20
     assert device.dtypes[0] == "float32"
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="the extension was not built here")
+def test_native_kernels_make_bfloat16_native() -> None:
+    """They multiply bfloat16 weights fast on every instruction set they know."""
+    assert "bfloat16" in find_device("cpu").dtypes
 
 
 def test_auto_finds_a_device() -> None:
