@@ -101,6 +101,8 @@ def streaming_coordinator(
             "executor": "remote",
             "workers": worker.address,
             "max_num_seqs": NUM_STREAMS,
+            # The worker draws a token for every row, so no prompt may be cut.
+            "max_num_batched_tokens": 2048,
             "kv_cache_bytes": 1 << 26,
         }
         running = stack.enter_context(running_coordinator(flags, run=run))
