@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.fakes.native_isa import native_isa
 from worker_service.kernels.native import Isa, NativeKernels, native_kernels
 from worker_service.kernels.packed_weight import Bf16Weight, PlainWeight, select_packer
 from worker_service.kernels.weight_memory import WeightMemory
@@ -33,16 +34,8 @@ SHAPES = (
 @pytest.fixture(params=[Isa.AVX512_BF16, Isa.AVX2])
 def kernels(request: pytest.FixtureRequest) -> Iterator[NativeKernels]:
     """The native kernels on one instruction set, with two threads."""
-    kernels = native_kernels()
-    if kernels is None:
-        pytest.skip("the extension was not built here")
-    best, num_threads = kernels.isa(), kernels.num_threads()
-    if not kernels.use_isa(request.param):
-        pytest.skip(f"this machine has no {request.param.name}")
-    kernels.set_num_threads(2)
-    yield kernels
-    kernels.set_num_threads(num_threads)
-    kernels.use_isa(best)
+    with native_isa(request.param, num_threads=2) as kernels:
+        yield kernels
 
 
 def pack(w_OI: Tensor, kernels: NativeKernels) -> Bf16Weight:
