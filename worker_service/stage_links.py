@@ -1,7 +1,8 @@
-"""The tensor links of one rank in one generation: from the previous stage, to the next one.
+"""The tensor links of one rank in one generation: from the previous stage, and to the next one.
 
-The wait for the previous stage is the only place where the device thread waits for another process;
-it takes the generation's cancel token. Knows nothing of steps but their keys.
+The last stage feeds the tokens it samples back to the first. The waits for other stages are the only
+places where the device thread waits for another process; they take the generation's cancel token.
+Knows nothing of steps but their keys.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from common.channels.cancel import CancelToken
 from common.channels.channel import TensorChannels, TensorReceiver, TensorSender
 from common.clock import Clock
 from common.errors import InvalidRequest, WrongState
-from common.step import IntermediateTensors, StepKey
+from common.step import IntermediateTensors, Phase, StepId, StepKey
 from common.tensors import WireTensor
 from common.worker_api import DevicePhase, Layout, Peer, Rank
+from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.phase_board import PhaseBoard
 from worker_service.runner.stage_tensors import from_wire
 
@@ -25,29 +27,46 @@ from worker_service.runner.stage_tensors import from_wire
 INPUT_TIMEOUT_SECONDS = 300.0
 
 
-class TimedInputs:
-    """The tensors of the previous stage for one step, fetched when the runner asks for them.
+Tensors = tuple[WireTensor, ...]
 
-    `wait_ns` is how long the runner waited, `received_ns` the monotonic time at which the wait was
-    over; both None when the runner did not ask.
+
+class TimedInputs:
+    """What other stages send for one step, fetched when the runner asks for it.
+
+    `wait_ns` is how long the runner waited, `received_ns` the monotonic time at which the last wait
+    was over; both None when the runner did not ask.
     """
 
     def __init__(
-        self, fetch: Callable[[], tuple[WireTensor, ...]], *, device: torch.device, clock: Clock
+        self,
+        fetch: Callable[[], Tensors],
+        *,
+        fetch_tokens: Callable[[int], Tensors],
+        device: torch.device,
+        clock: Clock,
     ) -> None:
+        """fetch_tokens takes the number of the step that sampled them."""
         self._fetch = fetch
+        self._fetch_tokens = fetch_tokens
         self._device = device
         self._clock = clock
         self.wait_ns: int | None = None
         self.received_ns: int | None = None
 
     def receive(self) -> dict[str, Tensor]:
-        """Wait for the tensors and put them on the device, by name."""
+        """Wait for the previous stage's tensors and put them on the device, by name."""
+        return from_wire(self._timed(self._fetch), self._device)
+
+    def receive_tokens(self, step: int) -> SampledTokens:
+        """Wait for the tokens that the last stage sampled in this step."""
+        return SampledTokens.from_wire(self._timed(lambda: self._fetch_tokens(step)))
+
+    def _timed(self, fetch: Callable[[], Tensors]) -> Tensors:
         started_ns = self._clock.monotonic_ns()
-        tensors = self._fetch()
+        tensors = fetch()
         self.received_ns = self._clock.monotonic_ns()
-        self.wait_ns = self.received_ns - started_ns
-        return from_wire(tensors, self._device)
+        self.wait_ns = (self.wait_ns or 0) + self.received_ns - started_ns
+        return tensors
 
 
 class StageLinks:
@@ -67,6 +86,8 @@ class StageLinks:
         self._channels = channels
         self._layout = layout
         self._rank = rank
+        self._first_rank = replace(rank, stage=0)
+        self._last_rank = replace(rank, stage=layout.num_stages - 1)
         self._previous_rank = replace(rank, stage=rank.stage - 1)
         self._next_rank = replace(rank, stage=rank.stage + 1)
         self._token = token
@@ -75,25 +96,29 @@ class StageLinks:
         self._board = board
         self._receiver: TensorReceiver = channels.receiver()
         self._next: TensorSender | None = None
+        self._first: TensorSender | None = None
 
     def connect(self, peers: tuple[Peer, ...]) -> None:
-        """Open the link to the next stage; raises InvalidRequest when no peer stands there."""
-        if self._rank.stage == self._layout.num_stages - 1:
-            return
-        for peer in peers:
-            if peer.rank == self._next_rank:
-                self._next = self._channels.connect(peer)
-                return
-        raise InvalidRequest(
-            f"no peer at {self._next_rank}, which this rank sends to", param="peers"
-        )
+        """Open the link to the next stage, or from the last of several to the first.
+
+        Raises InvalidRequest when no peer stands there.
+        """
+        if self._rank != self._last_rank:
+            self._next = self._connect(self._next_rank, peers)
+        elif self._rank != self._first_rank:
+            self._first = self._connect(self._first_rank, peers)
 
     def inputs(self, key: StepKey, inline: IntermediateTensors | None) -> TimedInputs:
-        """The previous stage's tensors of a step: those that came with the call, or the channel's."""
-        if inline is not None and inline.inline is not None:
-            tensors = inline.inline
-            return TimedInputs(lambda: tensors, device=self._device, clock=self._clock)
-        return TimedInputs(lambda: self._receive(key), device=self._device, clock=self._clock)
+        """What others send for a step: tensors came with the call, or come on the channel."""
+        given = None if inline is None else inline.inline
+        return TimedInputs(
+            lambda: self._receive(key, self._previous_rank) if given is None else given,
+            fetch_tokens=lambda step: self._receive(
+                _feedback_key(replace(key.step_id, step=step)), self._last_rank
+            ),
+            device=self._device,
+            clock=self._clock,
+        )
 
     def send(self, key: StepKey, tensors: tuple[WireTensor, ...]) -> None:
         """Send a step's tensors to the next stage; they are never written again."""
@@ -102,10 +127,28 @@ class StageLinks:
         with self._board.during(DevicePhase.SENDING, waiting_on=self._next_rank):
             self._next.send(key, tensors)
 
+    def feed_back(self, step_id: StepId, sampled: SampledTokens) -> None:
+        """Send the tokens of a step to the first stage, where that is another rank."""
+        if self._first is None or not len(sampled.handles):
+            return
+        with self._board.during(DevicePhase.SENDING, waiting_on=self._first_rank):
+            self._first.send(_feedback_key(step_id), sampled.to_wire())
+
     def close(self) -> None:
         """Leave the generation: the links are closed."""
         self._channels.end()
 
-    def _receive(self, key: StepKey) -> tuple[WireTensor, ...]:
-        with self._board.during(DevicePhase.WAIT_INPUT, waiting_on=self._previous_rank):
+    def _connect(self, rank: Rank, peers: tuple[Peer, ...]) -> TensorSender:
+        for peer in peers:
+            if peer.rank == rank:
+                return self._channels.connect(peer)
+        raise InvalidRequest(f"no peer at {rank}, which this rank sends to", param="peers")
+
+    def _receive(self, key: StepKey, sender: Rank) -> Tensors:
+        with self._board.during(DevicePhase.WAIT_INPUT, waiting_on=sender):
             return self._receiver.receive(key, cancel=self._token, timeout=INPUT_TIMEOUT_SECONDS)
+
+
+def _feedback_key(step_id: StepId) -> StepKey:
+    """Tokens come of the sample phase, hidden states of the other one."""
+    return StepKey(step_id=step_id, phase=Phase.SAMPLE)

@@ -84,6 +84,7 @@ class StepExecutor:
             timings = StepTimings(
                 compute_start_ns=started_ns, compute_end_ns=self._clock.monotonic_ns()
             )
+            self._links.feed_back(step_id, self._runner.last_sampled)
             return replace(sampled, timings=timings)
 
     def execute_and_sample(self, request: ExecuteModel) -> ExecuteResult:

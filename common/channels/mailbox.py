@@ -1,6 +1,7 @@
 """The mailbox of a receiver: tensors by step key, bounded, of one generation at a time.
 
-Filled by whatever moves the bytes, emptied by the device thread. Knows nothing about sockets.
+The first stage gets the tokens that a later one sampled, every other stage the tensors of the one
+before it. Filled by whatever moves the bytes, emptied by the device thread. Knows nothing about sockets.
 """
 
 import logging
@@ -24,21 +25,25 @@ class ChannelMember:
     generation: int
     rank: Rank
 
-    def is_upstream_of(self, other: "ChannelMember") -> bool:
-        """Whether this is a rank of the stage before the other's, in the same generation."""
-        return (
-            (self.epoch, self.generation) == (other.epoch, other.generation)
-            and self.rank.replica == other.rank.replica
-            and self.rank.stage == other.rank.stage - 1
+    def sends_to(self, other: "ChannelMember") -> bool:
+        """Whether this is a rank of the stage before the other's, or one that feeds the first stage."""
+        if (self.epoch, self.generation) != (other.epoch, other.generation):
+            return False
+        if self.rank.replica != other.rank.replica:
+            return False
+        return self.rank.stage == other.rank.stage - 1 or (
+            other.rank.stage == 0 and self.rank.stage > 0
         )
 
 
 class Mailbox:
     """Holds at most `capacity` unread deliveries of the current generation.
 
-    Whatever belongs to another generation, or comes from any but the previous stage, is dropped
+    Whatever belongs to another generation, or comes from a stage that sends nothing here, is dropped
     and counted. A delivery that does not fit ends the generation's receives with TensorError: the
-    coordinator bounds the steps in flight, so it means that a frame would be lost.
+    coordinator bounds the steps in flight, so it means that a frame would be lost. On the first
+    stage a delivery displaces those of steps that are committed by then: their tokens come with the
+    steps that need them.
     """
 
     def __init__(self) -> None:
@@ -80,6 +85,7 @@ class Mailbox:
         with self._changed:
             if not self._accepts(sender):
                 return
+            self._forget_committed(key.step_id.step)
             if key in self._deliveries:
                 self._failure = TensorError(f"tensors of {key} arrived twice from {sender.rank}")
             elif len(self._deliveries) >= self._capacity:
@@ -90,6 +96,13 @@ class Mailbox:
             else:
                 self._deliveries[key] = tensors
             self._changed.notify_all()
+
+    def _forget_committed(self, newest_step: int) -> None:
+        """Drop what a step further back than the steps in flight has fed to the first stage."""
+        if self._owner is not None and self._owner.rank.stage == 0:
+            oldest = newest_step - self._capacity + 1
+            for key in [each for each in self._deliveries if each.step_id.step < oldest]:
+                del self._deliveries[key]
 
     def fail(self, error: TensorError) -> None:
         """End this generation's receives with an error."""
@@ -146,14 +159,14 @@ class Mailbox:
 
     def _missing(self, key: StepKey, timeout: float) -> str:
         told = "which is connected" if self._greeted else "which never connected"
-        return f"no tensors of {key} within {timeout:g} s from the previous stage, {told}"
+        return f"no tensors of {key} within {timeout:g} s from the sending stage, {told}"
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def _accepts(self, sender: ChannelMember) -> bool:
-        if self._owner is not None and sender.is_upstream_of(self._owner):
+        if self._owner is not None and sender.sends_to(self._owner):
             return True
         self.num_refused += 1
         logger.warning(

@@ -149,6 +149,16 @@ def test_only_the_previous_stage_is_heard(pair):
         pair.receive(key(1), timeout=SOON)
 
 
+def test_the_first_stage_is_fed_by_the_last(pair):
+    """Tokens go against the stream as well; what nobody reads makes room for what comes later."""
+    sender = pair.second.connect(Peer(rank=FIRST, tensor_endpoint=pair.first.endpoint))
+    for step in range(1, 13):
+        sender.send(key(step), (tensor(float(step)),))
+        if step % 3 == 0:
+            received = pair.first.receiver().receive(key(step), cancel=CancelToken(), timeout=LONG)
+            assert floats(received[0]) == [step]
+
+
 def test_overflow_ends_receives(pair):
     """More unread messages than steps may be in flight is an error, not a silent drop."""
     pair.second.begin(epoch=1, generation=1, rank=SECOND, capacity=2)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from common.worker_api import (
     MemoryBudget,
     MemoryReport,
 )
+from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.runner.digests import Digests
 from worker_service.runner.preprocess import StageInputs
 
@@ -43,6 +45,7 @@ class ScriptedRunner:
         self._is_first = request.rank.stage == 0
         self._is_last = request.rank.stage == request.layout.num_stages - 1
         self._pending: tuple[SchedulerOutput, Tensor] | None = None
+        self.last_sampled = SampledTokens.none()
 
     def load_model(self) -> LoadReport:
         """Report sizes that are made up."""
@@ -114,6 +117,11 @@ class ScriptedRunner:
         self.applied.append((step_id.step, "sample"))
         handles = output.cached_requests.handles
         token = int(hidden.item())
+        self.last_sampled = SampledTokens(
+            handles=handles,
+            positions=np.ones(len(handles), dtype=np.int64),
+            token_ids=np.full(len(handles), token, dtype=np.int32),
+        )
         return ModelRunnerOutput(
             key=StepKey(step_id=step_id, phase=Phase.SAMPLE),
             handles=handles,

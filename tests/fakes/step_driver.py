@@ -22,20 +22,36 @@ from common.step import (
     StepId,
 )
 from tests.fakes.worker_setup import load_request
+from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 class NoInputs:
-    """The inputs of a first stage, which never asks for them."""
+    """The inputs of a first stage that needs none."""
 
     def receive(self) -> dict[str, Tensor]:
         """Fail: a first stage embeds its tokens."""
         raise AssertionError("a first stage receives nothing")
 
+    def receive_tokens(self, step: int) -> SampledTokens:
+        """Fail: only the first of several stages is fed."""
+        raise AssertionError("no tokens are fed back here")
 
-class GivenInputs:
+
+class FedTokens(NoInputs):
+    """What the last stage has sampled in each step."""
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, SampledTokens] = {}
+
+    def receive_tokens(self, step: int) -> SampledTokens:
+        """Hand a step's tokens over, once."""
+        return self.by_step.pop(step)
+
+
+class GivenInputs(NoInputs):
     """Tensors that are there already."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -68,15 +84,26 @@ class DrivenSequence:
     blocks: list[int] = field(default_factory=list)
     num_told_tokens: int = 0
     is_known: bool = False
+    last_step: int = 0
 
 
 class StepDriver:
-    """Runs steps over the stages of one replica; the test may look at runners and sequences."""
+    """Runs steps over the stages of one replica; the test may look at runners and sequences.
+
+    is_feeding: a row names the step that sampled its token instead of the token.
+    """
 
     def __init__(
-        self, runners: Sequence[ModelRunner], *, block_size: int = 4, num_blocks: int = 64
+        self,
+        runners: Sequence[ModelRunner],
+        *,
+        block_size: int = 4,
+        num_blocks: int = 64,
+        is_feeding: bool = False,
     ) -> None:
         self.runners = runners
+        self._is_feeding = is_feeding
+        self._fed = FedTokens()
         self._block_size = block_size
         # Taken from the end, so that block tables are neither sorted nor contiguous.
         self._free_blocks = [*range(2, num_blocks, 2), *range(1, num_blocks, 2)]
@@ -123,6 +150,7 @@ class StepDriver:
         self._finished, self._preempted = [], []
         for handle in num_tokens:
             self.sequences[handle].num_computed += num_tokens[handle]
+            self.sequences[handle].last_step = self._step
         return output
 
     def run(
@@ -137,7 +165,7 @@ class StepDriver:
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step through all stages."""
-        inputs: NoInputs | GivenInputs = NoInputs()
+        inputs: NoInputs = self._fed if len(self.runners) > 1 else NoInputs()
         for runner in self.runners:
             runner.validate(output)
             result = runner.execute_model(output, inputs)
@@ -146,7 +174,9 @@ class StepDriver:
         if isinstance(result, ModelRunnerOutput):
             return result
         assert result is None, "the last stage keeps its hidden states"
-        return self.runners[-1].sample_tokens(output.step_id)
+        sampled = self.runners[-1].sample_tokens(output.step_id)
+        self._fed.by_step[output.step_id.step] = self.runners[-1].last_sampled
+        return sampled
 
     def run_all(self, num_new_tokens: int, *, most_tokens: int) -> None:
         """Step over all sequences, at most so many tokens each, until each has that many new ones."""
@@ -183,14 +213,20 @@ class StepDriver:
             for handle, sequence in zip(handles, sequences, strict=True)
         ]
         new_tokens = [sequence.tokens[sequence.num_told_tokens :] for sequence in sequences]
+        sources = [
+            sequence.last_step if self._is_feeding and tokens else 0
+            for sequence, tokens in zip(sequences, new_tokens, strict=True)
+        ]
         for sequence in sequences:
             sequence.num_told_tokens = len(sequence.tokens)
         return CachedRequests(
             handles=np.array(handles, dtype=np.uint64),
             num_computed_tokens=computed,
             new_block_ids=(Ragged.from_rows(new_blocks),),
-            new_token_ids=Ragged.from_rows(new_tokens),
-            token_source_steps=np.zeros(len(handles), dtype=np.uint64),
+            new_token_ids=Ragged.from_rows(
+                [[] if source else row for row, source in zip(new_tokens, sources, strict=True)]
+            ),
+            token_source_steps=np.array(sources, dtype=np.uint64),
         )
 
     def _reserve(self, sequence: DrivenSequence, num_tokens: int) -> list[int]:

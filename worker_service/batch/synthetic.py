@@ -13,6 +13,7 @@ from torch import Tensor
 
 from common.requests import SamplingParams
 from common.step import CachedRequests, Int32s, NewRequest, Ragged, SchedulerOutput, StepId, Uint64s
+from worker_service.batch.sampled_tokens import SampledTokens
 
 # Every filter and the log-probabilities are on, as that needs the most memory and code.
 _SAMPLING = SamplingParams(temperature=1.0, top_k=8, top_p=0.9, min_p=0.01, seed=1, num_logprobs=1)
@@ -31,7 +32,7 @@ class StepSizes:
 
 
 class ZeroInputs:
-    """Stands in for the previous stage: one tensor of zeros."""
+    """Stands in for other stages: one tensor of zeros, and no tokens, as made-up steps need none."""
 
     def __init__(
         self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
@@ -42,6 +43,10 @@ class ZeroInputs:
     def receive(self) -> dict[str, Tensor]:
         """The zeros by name, at once."""
         return {self._name: self._zeros}
+
+    def receive_tokens(self, step: int) -> SampledTokens:
+        """Nothing."""
+        return SampledTokens.none()
 
 
 def largest_step(sizes: StepSizes) -> Iterator[SchedulerOutput]:

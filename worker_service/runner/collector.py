@@ -1,8 +1,9 @@
-"""From drawn tokens to the ModelRunnerOutput of a step."""
+"""From drawn tokens to the ModelRunnerOutput of a step, and to what feeds the steps after it."""
 
 import numpy as np
 
 from common.step import ModelRunnerOutput, Phase, Ragged, StepId, StepKey
+from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.runner.digests import Digests
 from worker_service.runner.execute_state import ExecuteModelState
 from worker_service.sampling.sampler import SamplerOutput
@@ -24,6 +25,15 @@ def collect(
         request_errors=tuple((handle, NOT_FINITE) for handle in failed),
         state_digest=digests.state,
         kv_digest=digests.kv,
+    )
+
+
+def sampled_tokens(state: ExecuteModelState, sampled: SamplerOutput) -> SampledTokens:
+    """One token for each row, 0 for those without finite logits."""
+    token_ids = np.zeros(len(state.handles), dtype=np.int32)
+    token_ids[sampled.is_finite] = sampled.token_ids
+    return SampledTokens(
+        handles=state.handles, positions=state.sampling.positions, token_ids=token_ids
     )
 
 

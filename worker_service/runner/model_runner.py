@@ -21,10 +21,11 @@ from worker_service.batch.builder import prepare_inputs
 from worker_service.batch.input_batch import InputBatch
 from worker_service.batch.microbatch import split
 from worker_service.batch.request_states import RequestStates
+from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.batch.shapes import choose_shape
 from worker_service.batch.synthetic import StepSizes, ZeroInputs, largest_step, warm_up_steps
 from worker_service.runner.attention_metadata import build_attention_metadata
-from worker_service.runner.collector import collect, empty_output
+from worker_service.runner.collector import collect, empty_output, sampled_tokens
 from worker_service.runner.digests import Digests, digest_state
 from worker_service.runner.execute_state import ExecuteModelState
 from worker_service.runner.forward import forward
@@ -32,6 +33,7 @@ from worker_service.runner.load_stage import LoadedStage, load_stage
 from worker_service.runner.memory import kv_cache_bytes
 from worker_service.runner.memory_meter import memory_meter
 from worker_service.runner.preprocess import HIDDEN_STATES, StageInputs, preprocess
+from worker_service.runner.token_feedback import TokenFeedback
 from worker_service.runner.update_states import update_states
 from worker_service.runner.validation import StepLimits, validate_step
 from worker_service.sampling.sampler import sample
@@ -64,10 +66,13 @@ class ModelRunner:
             block_size=request.block_size,
         )
         self._sampling = SamplingStates(num_slots=request.max_num_seqs)
+        self._feedback = TokenFeedback(self._states)
         self._loaded: LoadedStage | None = None
         self._kv_cache: KVCache | None = None
         self._num_blocks = 0
         self._due: ExecuteModelState | None = None
+        self.last_sampled = SampledTokens.none()
+        """What the last sample phase drew."""
 
     def load_model(self) -> LoadReport:
         """Read this stage's parameters."""
@@ -149,7 +154,7 @@ class ModelRunner:
             vocab_size=self._stage.spec.vocab_size,
             num_blocks=self._num_blocks,
         )
-        validate_step(output, states=self._states, limits=limits)
+        validate_step(output, states=self._states, feedback=self._feedback, limits=limits)
 
     @torch.inference_mode()
     def execute_model(
@@ -163,11 +168,23 @@ class ModelRunner:
         """
         if self._due is not None:
             raise WrongOrder(f"the sample phase of step {self._due.step_id.step} is due")
-        rows = update_states(output, states=self._states, sampling=self._sampling)
+        # Nothing has changed while the tokens of another stage are waited for.
+        new_token_ids = self._feedback.new_token_ids(
+            output.cached_requests,
+            fetch=inputs.receive_tokens if self._stage.model.stage.is_first else None,
+        )
+        rows = update_states(
+            output,
+            new_token_ids=new_token_ids,
+            states=self._states,
+            sampling=self._sampling,
+            feedback=self._feedback,
+        )
         if not output.num_rows:
             digests = self.digests(wanted=output.want_state_digest)
             return empty_output(output.step_id, digests=digests)
         batch = prepare_inputs(rows, states=self._states, device=self._device)
+        self._feedback.expect(output.step_id.step, rows.slots[batch.sampling_rows])
         shape = choose_shape(batch)
         microbatches = split(batch)
         attends = [self._attend(microbatch) for microbatch in microbatches]
@@ -190,6 +207,8 @@ class ModelRunner:
         self._due = None
         logits_SV = self._stage.model.compute_logits(state.hidden_SD)
         sampled = sample(logits_SV, state.sampling)
+        self.last_sampled = sampled_tokens(state, sampled)
+        self._feedback.put(step_id.step, self.last_sampled)
         digests = self.digests(wanted=state.want_state_digest)
         return collect(state, sampled, digests=digests)
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from common.errors import TensorError
 from worker_service.batch.input_batch import InputBatch
+from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.batch.shapes import BatchShape
 from worker_service.models.decoder import DecoderModel
 
@@ -16,10 +17,14 @@ HIDDEN_STATES = "hidden_states"
 
 
 class StageInputs(Protocol):
-    """Where a stage after the first gets the previous stage's tensors of this step."""
+    """What a step needs of other stages: tensors of the previous one; on the first, tokens of the last."""
 
     def receive(self) -> dict[str, Tensor]:
         """Wait for the tensors and return them by name, on the stage's device."""
+        ...
+
+    def receive_tokens(self, step: int) -> SampledTokens:
+        """Wait for the tokens that the step with this number sampled."""
         ...
 
 

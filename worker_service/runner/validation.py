@@ -15,6 +15,7 @@ from common.errors import InvalidStep
 from common.step import Int32s, NewRequest, Ragged, SchedulerOutput
 from worker_service.batch.request_states import RequestStates
 from worker_service.runner.sampling_check import check_sampling
+from worker_service.runner.token_feedback import TokenFeedback
 
 # R rows of the step
 
@@ -47,12 +48,14 @@ class _Rows:
             raise InvalidStep(f"{_place(row, self.handles[row])}: {complaint(row)}")
 
 
-def validate_step(output: SchedulerOutput, *, states: RequestStates, limits: StepLimits) -> None:
+def validate_step(
+    output: SchedulerOutput, *, states: RequestStates, feedback: TokenFeedback, limits: StepLimits
+) -> None:
     """Raise InvalidStep, naming row and field, unless the step can be applied to the states."""
     _check_columns(output)
     _check_sizes(output, limits)
     _check_handles(output, states)
-    _check_sources(output)
+    _check_sources(output, states, feedback)
     for row, request in enumerate(output.new_requests):
         _check_new_request(row, request, limits)
     _check_new_values(output, limits)
@@ -134,15 +137,22 @@ def _repeated(handles: list[int]) -> int:
     return Counter(handles).most_common(1)[0][0]
 
 
-def _check_sources(output: SchedulerOutput) -> None:
-    """Refuse what this worker has no source for: sampled-token feedback and grammar masks."""
+def _check_sources(output: SchedulerOutput, states: RequestStates, feedback: TokenFeedback) -> None:
+    """Refuse what this worker has no source for: tokens no step has sampled, and grammar masks."""
     cached = output.cached_requests
-    if cached.token_source_steps.any():
-        index = int(cached.token_source_steps.argmax())
-        place = _place(len(output.new_requests) + index, int(cached.handles[index]))
-        raise InvalidStep(
-            f"{place}: token_source_steps: no sampled-token feedback reaches this worker"
-        )
+    sources = cached.token_source_steps
+    (fed,) = np.nonzero(sources)
+    if len(fed):
+        sampled_last = feedback.last_steps(states.slots(cached.handles[fed])).astype(np.uint64)
+        is_wrong = sources[fed] != sampled_last
+        num_given = np.diff(cached.new_token_ids.offsets)[fed]
+        for index in np.flatnonzero(is_wrong | (num_given > 0)).tolist():
+            row = int(fed[index])
+            place = _place(len(output.new_requests) + row, int(cached.handles[row]))
+            raise InvalidStep(
+                f"{place}: token_source_steps is {sources[row]} with {num_given[index]} "
+                f"new_token_ids, the request was sampled last in step {sampled_last[index]}"
+            )
     if output.grammar_mask_follows:
         raise InvalidStep("grammar_mask_follows: this worker takes no grammar masks")
 
@@ -193,6 +203,7 @@ def _gather_rows(output: SchedulerOutput, states: RequestStates) -> _Rows:
     new, cached = output.new_requests, output.cached_requests
     slots = states.slots(cached.handles)
     added_tokens = np.diff(cached.new_token_ids.offsets.astype(np.int64))
+    added_tokens += cached.token_source_steps > 0
     added_blocks = np.diff(cached.new_block_ids[0].offsets.astype(np.int64))
 
     def column(of_new: list[int], of_cached: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ import torch
 
 from common.channels.channel import CancelToken, InMemoryHub, TensorChannels
 from common.errors import (
+    Cancelled,
     InvalidRequest,
     InvalidStep,
     NeedResync,
@@ -313,8 +314,32 @@ def test_phases_are_shown_on_the_board(pipeline: tuple[Stage, Stage]) -> None:
         (DevicePhase.COMPUTE, None),
         (DevicePhase.IDLE, None),
         (DevicePhase.COMPUTE, None),
+        (DevicePhase.SENDING, Rank(stage=0)),
+        (DevicePhase.COMPUTE, None),
         (DevicePhase.IDLE, None),
     ]
+
+
+def test_sampled_tokens_are_fed_to_the_first_stage(pipeline: tuple[Stage, Stage]) -> None:
+    """The first stage waits for the last one's tokens of a step, by its number, and says so."""
+    first, last = pipeline
+    first.steps.execute(execute(1))
+    last.steps.execute_and_sample(execute(1))
+    inputs = first.links.inputs(StepKey(step_id=step_id(2), phase=Phase.EXECUTE), None)
+    sampled = inputs.receive_tokens(1)
+    assert (sampled.handles.tolist(), sampled.token_ids.tolist()) == ([7], [2])
+    assert inputs.wait_ns == TICK_NS
+    assert first.board.entered[-2][0] is DevicePhase.WAIT_INPUT
+    assert first.board.entered[-2][1] == Rank(stage=1)
+
+
+def test_wait_for_tokens_is_cancelled(pipeline: tuple[Stage, Stage]) -> None:
+    """The end of the generation ends the wait for tokens that will never be sampled."""
+    first, _ = pipeline
+    inputs = first.links.inputs(StepKey(step_id=step_id(2), phase=Phase.EXECUTE), None)
+    first.token.cancel("over")
+    with pytest.raises(Cancelled, match="over"):
+        inputs.receive_tokens(1)
 
 
 def test_both_phases_have_the_deadline_of_the_step(single: Stage) -> None:
@@ -331,3 +356,10 @@ def test_missing_next_stage_is_refused() -> None:
     first = Stage(InMemoryHub(), stage=0, num_stages=2)
     with pytest.raises(InvalidRequest, match="no peer at stage 1"):
         first.links.connect(())
+
+
+def test_missing_first_stage_is_refused() -> None:
+    """The last stage of several needs a peer to feed."""
+    last = Stage(InMemoryHub(), stage=1, num_stages=2)
+    with pytest.raises(InvalidRequest, match="no peer at stage 0"):
+        last.links.connect(())

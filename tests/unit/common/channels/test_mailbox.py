@@ -1,10 +1,12 @@
 """The mailbox of a receiver, without a channel around it."""
 
+from dataclasses import replace
+
 import pytest
 
 from common.channels.cancel import CancelToken
 from common.channels.mailbox import ChannelMember, Mailbox
-from common.errors import Cancelled, TensorError
+from common.errors import Cancelled, DeadlineExceeded, TensorError
 from common.step import Phase, StepId, StepKey
 from common.worker_api import Rank
 
@@ -71,6 +73,32 @@ def test_strangers_are_refused(mailbox, sender):
     assert mailbox.num_refused == 3
     mailbox.deliver(SENDER, key(1), ())
     assert take(mailbox, 1) == ()
+
+
+@pytest.fixture
+def first() -> Mailbox:
+    """The mailbox of a first stage, with room for two."""
+    mailbox = Mailbox()
+    mailbox.open(replace(OWNER, rank=Rank()), capacity=2)
+    return mailbox
+
+
+def test_the_first_stage_hears_later_ones(first):
+    """Tokens that a later stage sampled come to the first one, and from no stage of another replica."""
+    first.deliver(replace(OWNER, rank=Rank(stage=2)), key(1), ())
+    first.deliver(replace(OWNER, rank=Rank(replica=1, stage=2)), key(2), ())
+    first.deliver(replace(OWNER, rank=Rank()), key(2), ())
+    assert take(first, 1) == ()
+    assert first.num_refused == 2
+
+
+def test_unread_tokens_of_committed_steps_make_room(first):
+    """With two steps in flight the tokens of a step are of no use once the step after next is sampled."""
+    for step in range(1, 6):
+        first.deliver(OWNER, key(step), ())
+    assert take(first, 4) == take(first, 5) == ()
+    with pytest.raises(DeadlineExceeded):
+        take(first, 3)
 
 
 def test_shut_refuses_and_forgets(mailbox):

@@ -63,9 +63,11 @@ def stages(folder: Path) -> Stages:
     return fresh
 
 
-def driver_with_prompts(stages: Stages, *, num_stages: int = 1) -> StepDriver:
+def driver_with_prompts(
+    stages: Stages, *, num_stages: int = 1, is_feeding: bool = False
+) -> StepDriver:
     """A driver with all prompts added."""
-    driver = StepDriver(stages(num_stages))
+    driver = StepDriver(stages(num_stages), is_feeding=is_feeding)
     for handle, prompt in PROMPTS.items():
         driver.add(handle, prompt)
     return driver
@@ -73,11 +75,15 @@ def driver_with_prompts(stages: Stages, *, num_stages: int = 1) -> StepDriver:
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 @pytest.mark.parametrize("most_tokens", [5, 16])
+@pytest.mark.parametrize("is_feeding", [False, True])
 def test_chunked_batches_give_the_tokens_of_transformers(
-    stages, reference, num_stages, most_tokens
+    stages, reference, num_stages, most_tokens, *, is_feeding
 ):
-    """Prefill chunks and decodes of several requests in one step, over one stage or several."""
-    driver = driver_with_prompts(stages, num_stages=num_stages)
+    """Prefill chunks and decodes of several requests in one step, over one stage or several.
+
+    Whether a row brings its token or names the step that sampled it.
+    """
+    driver = driver_with_prompts(stages, num_stages=num_stages, is_feeding=is_feeding)
     driver.run_all(10, most_tokens=most_tokens)
     assert {handle: driver.generated(handle) for handle in PROMPTS} == reference
 
@@ -92,6 +98,19 @@ def test_a_readmitted_request_continues_as_if_never_preempted(stages, reference)
     driver.run_all(10, most_tokens=16)
     assert {handle: driver.generated(handle) for handle in PROMPTS} == reference
     assert driver.sequences[1].blocks != former_blocks
+
+
+def test_fed_requests_may_be_preempted_and_end(stages, reference):
+    """Over two stages tokens of a request that is gone, or back with them, harm nobody."""
+    driver = driver_with_prompts(stages, num_stages=2, is_feeding=True)
+    driver.run_all(4, most_tokens=16)
+    driver.preempt(1)
+    driver.finish(2)
+    driver.run({3: 1})
+    driver.run_all(10, most_tokens=16)
+    assert {handle: driver.generated(handle) for handle in (1, 3)} == {
+        handle: reference[handle] for handle in (1, 3)
+    }
 
 
 def test_a_request_may_come_back_in_the_step_that_drops_it(stages, reference):

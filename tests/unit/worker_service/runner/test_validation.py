@@ -53,6 +53,12 @@ class Cached:
     source: int = 0
 
 
+def fed(**changes: object) -> Cached:
+    """A row of handle 1 with the token that it sampled in step 1, or a changed one."""
+    row = Cached(handle=1, computed=3, blocks=(3,), scheduled=1, source=1)
+    return dataclasses.replace(row, **changes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class New:
     """One new row; the default is legal for an unknown handle."""
@@ -225,7 +231,22 @@ BROKEN = {
     "two groups in a new row": (Step(new=(New(num_groups=2),)), "row 0 .*groups"),
     "two groups in the columns": (Step(cached=(Cached(),), edit=two_cached_groups), "groups"),
     "a count too few": (Step(cached=(Cached(),), edit=one_row_less), "num_scheduled_tokens"),
-    "tokens from feedback": (Step(cached=(Cached(source=1),)), "row 0 .*token_source_steps"),
+    "token of a request that has sampled nothing": (
+        Step(cached=(Cached(source=1),)),
+        "row 0 .handle 2.: token_source_steps is 1 .*in step 0",
+    ),
+    "token of a step that did not sample it": (
+        Step(cached=(Cached(), fed(source=2))),
+        "row 1 .handle 1.: token_source_steps is 2 .*in step 1",
+    ),
+    "token both fed and sent": (
+        Step(cached=(fed(tokens=(3,)),)),
+        "row 0 .handle 1.: token_source_steps is 1 with 1 new_token_ids",
+    ),
+    "more than is known and fed": (
+        Step(cached=(fed(scheduled=2),)),
+        "row 0 .handle 1.: num_scheduled_tokens reaches token 5 of 4",
+    ),
     "grammar mask": (Step(cached=(Cached(),), edit=masked), "grammar_mask_follows"),
     **{
         f"column {name} too short": (Step(cached=(Cached(),), edit=without_column(name)), name)
@@ -246,6 +267,7 @@ def test_a_broken_step_is_refused_and_changes_nothing(runner, name):
 
 LEGAL = {
     "a cached row": Step(cached=(Cached(),)),
+    "a token fed from the step that sampled it": Step(cached=(Cached(), fed())),
     "a cached row with a token and a block": Step(
         cached=(Cached(tokens=(1, 2), blocks=(3,), scheduled=4),)
     ),
