@@ -111,7 +111,12 @@ class ScheduleConfig:
     max_num_batched_tokens: int | None = setting(
         None, "most tokens of one step (default: 2048, or 256 when a worker computes on a CPU)"
     )
-    max_steps_in_flight: int | None = setting(None, "steps in flight (default: pipeline stages)")
+    async_scheduling: bool = setting(
+        default=True, help_text="plan each step before the tokens of the one before it are known"
+    )
+    max_steps_in_flight: int | None = setting(
+        None, "steps in flight (default: pipeline stages, and 1 more with --async-scheduling)"
+    )
     pp_cohorts: int | None = setting(None, "groups of sequences taking turns (default: stages)")
     max_waiting: int = setting(1024, "most requests waiting before new ones are refused")
     scheduling_policy: str = setting(
@@ -167,7 +172,12 @@ class ScheduleConfig:
 
     def steps_in_flight(self, num_stages: int) -> int:
         """Most unanswered steps over a pipeline of num_stages."""
-        return self.max_steps_in_flight or num_stages
+        return self.max_steps_in_flight or num_stages + self.async_scheduling
+
+    @property
+    def steps_of_cohort(self) -> int:
+        """Most unanswered steps of one group of sequences."""
+        return 2 if self.async_scheduling else 1
 
     def num_cohorts(self, num_stages: int) -> int:
         """Groups of sequences that take turns; never more than steps in flight."""

@@ -1,7 +1,7 @@
 """Groups of running sequences that take turns, so that every pipeline stage has a step to work on.
 
-A cohort has at most one step in flight, so its sequences never move or run twice while one is.
-Knows sizes and turns; not tokens, blocks or budgets.
+A cohort has few steps in flight: one, or two where a step is planned before the tokens of the one
+before it are known. Knows sizes and turns; not tokens, blocks or budgets.
 """
 
 import math
@@ -11,34 +11,36 @@ from coordinator.scheduling.sequence import Sequence
 
 
 class Cohorts:
-    """num_cohorts groups of sequences, each in order of rank."""
+    """num_cohorts groups of sequences, each in order of rank, with most_steps in flight at once."""
 
-    def __init__(self, num_cohorts: int) -> None:
+    def __init__(self, num_cohorts: int, *, most_steps: int = 1) -> None:
         self._members: list[dict[int, Sequence]] = [{} for _ in range(num_cohorts)]
-        self._is_in_flight = [False] * num_cohorts
+        self._num_steps = [0] * num_cohorts
+        self._most_steps = most_steps
         self._last_turn = num_cohorts - 1
 
-    def idle_in_turn(self) -> list[int]:
-        """Cohorts without a step in flight, the one whose turn it is first."""
+    def ready_in_turn(self) -> list[int]:
+        """Cohorts that may have one more step in flight, the one whose turn it is first."""
         count = len(self._members)
         turns = [(self._last_turn + 1 + offset) % count for offset in range(count)]
-        return [cohort for cohort in turns if not self._is_in_flight[cohort]]
+        return [cohort for cohort in turns if self._num_steps[cohort] < self._most_steps]
 
-    @property
-    def num_idle(self) -> int:
-        """Cohorts without a step in flight."""
-        return self._is_in_flight.count(False)
+    def num_idle_beside(self, cohort: int) -> int:
+        """Other cohorts, those without a step in flight."""
+        return self._num_steps.count(0) - (not self._num_steps[cohort])
 
     def start_step(self, cohort: int) -> None:
         """Note that a step of this cohort is in flight; the next turn is another's."""
-        assert not self._is_in_flight[cohort], f"cohort {cohort} has a step in flight already"
-        self._is_in_flight[cohort] = True
+        assert self._num_steps[cohort] < self._most_steps, (
+            f"cohort {cohort} has its steps in flight"
+        )
+        self._num_steps[cohort] += 1
         self._last_turn = cohort
 
     def end_step(self, cohort: int) -> None:
-        """Note that the step of this cohort is committed."""
-        assert self._is_in_flight[cohort], f"cohort {cohort} has no step in flight"
-        self._is_in_flight[cohort] = False
+        """Note that the oldest step of this cohort is committed."""
+        assert self._num_steps[cohort], f"cohort {cohort} has no step in flight"
+        self._num_steps[cohort] -= 1
 
     def members(self, cohort: int) -> list[Sequence]:
         """Its sequences in order of rank, as a copy."""
@@ -62,9 +64,10 @@ class Cohorts:
         del self._members[sequence.cohort][sequence.handle]
 
     def even_out(self, cohort: int) -> None:
-        """Move the last members of an idle cohort to smaller ones, down to its fair size.
+        """Move the last members of a cohort to smaller ones, down to its fair size.
 
-        Every cohort does so at its turn, so one that ran dry fills up within a round.
+        Every cohort does so at its turn, so one that ran dry fills up within a round. A step in
+        flight that has a row of theirs stays the former cohort's.
         """
         fair_size = self.fair_size(sum(map(len, self._members)))
         while self.size(cohort) > fair_size:

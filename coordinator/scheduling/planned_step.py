@@ -11,13 +11,14 @@ from coordinator.scheduling.sequence import Sequence
 class PlannedStep:
     """A step that was planned and is not committed; cohort None: it belongs to no cohort.
 
-    sampling: the sequences that sample, in row order; filling: those that fill a block.
+    sampling: the sequences that sample, in row order; filling: those that fill a block, each with
+    its computed tokens after this step, as later ones may have been planned before the commit.
     """
 
     output: SchedulerOutput
     cohort: int | None
     sampling: tuple[Sequence, ...] = ()
-    filling: tuple[Sequence, ...] = ()
+    filling: tuple[tuple[Sequence, int], ...] = ()
 
     def sampled(self, result: ModelRunnerOutput) -> list[Sequence]:
         """The sequences of a result's tokens: all that had to sample but those with an error.

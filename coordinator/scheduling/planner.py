@@ -160,13 +160,19 @@ class StepPlanner:
 
     def _cached_requests(self, sequences: list[Sequence]) -> CachedRequests:
         # Runs over every row of every step: plain loops over few attributes, arrays made at once.
-        token_ids, block_ids = array("i"), array("i")
+        token_ids, block_ids, source_steps = array("i"), array("i"), array("Q")
         token_ends, block_ends = array("I", [0]), array("I", [0])
         for sequence in sequences:
             known, num_sent = sequence.token_ids, sequence.num_sent_tokens
+            source_step = 0
             if num_sent < len(known):
                 token_ids.extend(known[num_sent:])
                 sequence.num_sent_tokens = len(known)
+            elif sequence.num_placeholders:
+                # What it computes is the token of its last step, which the workers have or will have.
+                source_step = sequence.last_step
+                sequence.num_sent_tokens = num_sent + 1
+            source_steps.append(source_step)
             table, num_sent = sequence.blocks.table, sequence.num_sent_blocks
             if num_sent < len(table):
                 block_ids.extend(table[num_sent:])
@@ -180,7 +186,7 @@ class StepPlanner:
             num_computed_tokens=_column(num_computed, np.int32),
             new_block_ids=(_ragged(block_ids, block_ends),),
             new_token_ids=_ragged(token_ids, token_ends),
-            token_source_steps=np.zeros(len(sequences), dtype=np.uint64),
+            token_source_steps=_column(source_steps, np.uint64),
         )
 
 

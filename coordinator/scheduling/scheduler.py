@@ -3,14 +3,18 @@
 There is no prefill or decode phase: a sequence's computed tokens catch up with its known ones, and a
 sequence that has caught up samples one more. Rules that hold at all times:
 
-- A sequence has at most one step in flight, and so has a cohort.
+- A cohort has one step in flight, or with asynchronous scheduling two: the second is planned before
+  the tokens of the first are known, with a placeholder for each, and workers feed them. Placeholders
+  count like tokens for blocks, budgets and lengths, so no row is planned past the longest output.
+  A row that was planned before its sequence's end was known is dropped at its commit.
 - Running sequences stand in order of rank, which is that of arrival unless requests have priorities;
   the last one gives way when blocks run out, so the first always progresses. Nobody gives way to a
   sequence that still waits.
 - Blocks may be freed while a step that writes them is in flight: every rank runs steps in order, so
   their next owner's step overwrites them before it reads them.
 - A block is published to the prefix cache when the step that filled it is committed and its sequence
-  still runs, so others find only what every rank has computed. Nobody writes a full block again.
+  still runs, so others find only what every rank has computed. Nobody writes a full block again:
+  what a row in flight writes after its sequence has ended lies behind all that was published.
 - A sequence is admitted when blocks for all its known tokens are free and one more for every running
   sequence, so what is admitted is not preempted again before others have grown by a block. The
   watermark may ask for more.
@@ -62,15 +66,14 @@ class Scheduler:
             prefixes=PrefixCache(block_size=block_size) if has_prefix_cache else NoPrefixCache(),
         )
         self._planner = StepPlanner(check_state_every=config.check_state_every)
-        self._cohorts = Cohorts(config.num_cohorts(num_stages))
+        self._cohorts = Cohorts(config.num_cohorts(num_stages), most_steps=config.steps_of_cohort)
         queue_type = PriorityQueue if config.has_priorities else FirstComeQueue
         self._waiting: WaitingQueue = queue_type(config.max_waiting)
         self._num_watermark_blocks = int(config.admission_watermark * (num_blocks - 1))
         self._running: dict[int, Sequence] = {}
         self._sequences: dict[int, Sequence] = {}
         self._in_flight: deque[PlannedStep] = deque()
-        self._num_planned = 0
-        self._num_committed = 0
+        self._last_committed = 0
         self._last_handle = 0
         self.counters = ScheduleCounters()
         self.max_sequence_len = min(max_model_len, self._allocator.capacity)
@@ -100,6 +103,7 @@ class Scheduler:
         """Number steps from 1, on workers that hold no request."""
         assert not self._running, "sequences still hold blocks of the former generation"
         assert not self._in_flight, "steps of the former generation are still in flight"
+        self._last_committed = 0
         self._planner.begin_generation(epoch=epoch, generation=generation)
 
     def end_generation(self) -> None:
@@ -149,7 +153,7 @@ class Scheduler:
         """Plan the next step; None when nothing can run before a step in flight is committed."""
         if len(self._in_flight) >= self._max_steps_in_flight:
             return None
-        for cohort in self._cohorts.idle_in_turn():
+        for cohort in self._cohorts.ready_in_turn():
             new, cached = self._choose_rows(cohort)
             if new or cached:
                 return self._start_step(cohort, new=new, cached=cached)
@@ -203,7 +207,9 @@ class Scheduler:
         for sequence in self._cohorts.members(cohort):
             if not budget.num_tokens or sequence.state is not SequenceState.RUNNING:
                 break  # the victims are the last ones, so nothing behind a preempted one runs
-            num_tokens = len(sequence.token_ids)
+            num_tokens = len(sequence.token_ids) + sequence.num_placeholders
+            if num_tokens >= sequence.max_len:
+                continue  # the last token of the output is in flight
             if num_tokens > sequence.blocks.num_slots and not self._make_room(sequence):
                 break
             num_missing = num_tokens - sequence.num_computed_tokens
@@ -214,10 +220,11 @@ class Scheduler:
         return rows
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Give a sequence blocks for its known tokens; False when it was preempted itself."""
+        """Give a sequence blocks for all its tokens; False when it was preempted itself."""
+        num_tokens = sequence.num_tokens + sequence.num_placeholders
         while True:
             try:
-                self._allocator.append(sequence.blocks, sequence.num_tokens)
+                self._allocator.append(sequence.blocks, num_tokens)
             except CacheFull:
                 victim = last_in_rank(self._running)
                 self._preempt(victim)
@@ -234,13 +241,13 @@ class Scheduler:
             return rows
         num_tokens_left = fair_tokens(
             self._waiting,
-            num_cohorts=self._cohorts.num_idle,
+            num_cohorts=1 + self._cohorts.num_idle_beside(cohort),
             most=self.config.step_tokens,
         )
         while budget.num_tokens and budget.num_seats and len(rows) < num_places:
             sequence = self._waiting.peek()
-            # A preempted sequence waits for the token of its step in flight, and all behind it wait.
-            if sequence is None or sequence.last_step > self._num_committed:
+            # A preempted sequence waits for its tokens in flight, and all behind it wait.
+            if sequence is None or sequence.last_step > self._last_committed:
                 break
             # What would lie beyond this cohort's share for the most part is left to another one.
             is_for_others = bool(rows) and sequence.num_tokens > 2 * num_tokens_left
@@ -288,7 +295,7 @@ class Scheduler:
         return max(num_running, self._num_watermark_blocks) if num_running else 0
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take everything computed away; a token in flight is still committed."""
+        """Take everything computed away; tokens in flight are still committed."""
         self._stop_running(sequence)
         sequence.num_computed_tokens = 0
         sequence.move(SequenceEvent.PREEMPT)
@@ -315,18 +322,18 @@ class Scheduler:
     ) -> SchedulerOutput:
         output = self._planner.plan(new=new, cached=cached)
         sampling: list[Sequence] = []
-        filling: list[Sequence] = []
-        self._num_planned += 1
-        last_step = self._num_planned
+        filling: list[tuple[Sequence, int]] = []
+        last_step = output.step_id.step
         for rows in (new, cached):
             for sequence, num_tokens in zip(rows.sequences, rows.num_tokens, strict=True):
                 num_computed = sequence.num_computed_tokens + num_tokens
                 sequence.num_computed_tokens = num_computed
                 sequence.last_step = last_step
-                if num_computed == len(sequence.token_ids):
+                if num_computed == len(sequence.token_ids) + sequence.num_placeholders:
+                    sequence.num_placeholders += 1
                     sampling.append(sequence)
                 if num_computed >= sequence.blocks.publish_at:
-                    filling.append(sequence)
+                    filling.append((sequence, num_computed))
         self._cohorts.start_step(cohort)
         self._in_flight.append(
             PlannedStep(
@@ -336,22 +343,21 @@ class Scheduler:
         return output
 
     def _start_rowless_step(self, output: SchedulerOutput) -> SchedulerOutput:
-        self._num_planned += 1
         self._in_flight.append(PlannedStep(output=output, cohort=None))
         return output
 
     def _end_step(self, step: PlannedStep) -> None:
-        self._num_committed += 1
+        self._last_committed = step.output.step_id.step
         if step.cohort is not None:
             self._cohorts.end_step(step.cohort)
 
-    def _publish_prefixes(self, filling: tuple[Sequence, ...]) -> None:
+    def _publish_prefixes(self, filling: tuple[tuple[Sequence, int], ...]) -> None:
         """Let others find the blocks a step has filled."""
-        for sequence in filling:
+        for sequence, num_computed in filling:
             # One that was preempted or has ended since has no blocks.
             if sequence.state is SequenceState.RUNNING:
                 self._allocator.publish(
-                    sequence.blocks, sequence.token_ids, num_computed=sequence.num_computed_tokens
+                    sequence.blocks, sequence.token_ids, num_computed=num_computed
                 )
 
     def _commit_tokens(
@@ -362,7 +368,7 @@ class Scheduler:
         token_ids = result.sampled_token_ids.values.tolist()
         for row, (sequence, token_id) in enumerate(zip(sampling, token_ids, strict=True)):
             if sequence.state is SequenceState.FINISHED:
-                continue  # aborted while in flight
+                continue  # ended while in flight
             finish_reason = sequence.append(token_id)
             if logprobs is None:
                 delta = TokenDelta(

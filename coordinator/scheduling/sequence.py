@@ -31,7 +31,7 @@ TRANSITIONS = Transitions(
         (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.RUNNING,
         (SequenceState.RUNNING, SequenceEvent.PREEMPT): SequenceState.WAITING,
         (SequenceState.RUNNING, SequenceEvent.FINISH): SequenceState.FINISHED,
-        # Aborted before admission, or preempted while the step in flight held its last token.
+        # Aborted before admission, or preempted while a step in flight held its last token.
         (SequenceState.WAITING, SequenceEvent.FINISH): SequenceState.FINISHED,
     }
 )
@@ -40,12 +40,13 @@ TRANSITIONS = Transitions(
 class Sequence:
     """The tokens of one request and how far they are computed.
 
-    token_ids: prompt, then committed output. num_computed_tokens counts tokens whose keys and values
-    stand in its blocks once the step in flight is done. num_cached_tokens: prompt tokens that were
-    found computed at its first admission. max_len: most tokens, prompt included.
-    rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: the
-    scheduler's count of steps when one computed it last. num_sent_tokens, num_sent_blocks: how much of
-    it the workers were told, kept by the planner. end_token_ids: tokens that end the output.
+    token_ids: prompt, then committed output. num_placeholders: tokens behind them that steps in flight
+    sample. num_computed_tokens counts tokens whose keys and values stand in its blocks once the steps
+    in flight are done. num_cached_tokens: prompt tokens that were found computed at its first
+    admission. max_len: most tokens, prompt included.
+    rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: number
+    of the step that computed it last. num_sent_tokens, num_sent_blocks: how much of it the workers
+    were told or sampled themselves, kept by the planner. end_token_ids: tokens that end the output.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class Sequence:
         "max_len",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_placeholders",
         "num_prompt_tokens",
         "num_sent_blocks",
         "num_sent_tokens",
@@ -86,6 +88,7 @@ class Sequence:
         if not request.stopping.ignore_eos:
             self.end_token_ids |= eos_token_ids
         self.num_computed_tokens = 0
+        self.num_placeholders = 0
         self.num_sent_tokens = 0
         self.num_sent_blocks = 0
         self.was_admitted = False
@@ -105,7 +108,8 @@ class Sequence:
         self.state = TRANSITIONS.next(self.state, event)
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Commit one sampled token and say whether it ends the output: end token, then length."""
+        """Commit the oldest token in flight and say whether it ends the output: end token, then length."""
+        self.num_placeholders -= 1
         self.token_ids.append(token_id)
         if token_id in self.end_token_ids:
             return FinishReason.STOP

@@ -83,6 +83,7 @@ class ScriptedModel:
         self._limits = limits
         self._slots = np.full(limits.num_blocks * limits.block_size, EMPTY_SLOT, dtype=np.int32)
         self._requests: dict[int, KnownRequest] = {}
+        self._last_samples: dict[int, tuple[int, int]] = {}
 
     @property
     def known_handles(self) -> frozenset[int]:
@@ -92,6 +93,7 @@ class ScriptedModel:
     def forget_requests(self) -> None:
         """Drop all request state; the paged store keeps its contents."""
         self._requests = {}
+        self._last_samples = {}
 
     def state_digest(self) -> bytes:
         """Digest of the requests held."""
@@ -112,11 +114,14 @@ class ScriptedModel:
                 request, num_computed_tokens=request.num_computed_tokens + count
             )
         self._requests = held
-        return [
+        sampled = [
             self._sample(held[row.handle])
             for row in rows
             if held[row.handle].num_computed_tokens == len(row.token_ids)
         ]
+        for row in sampled:
+            self._last_samples[row.request.handle] = (output.step_id.step, row.token_id)
+        return sampled
 
     def _without_dropped(self, output: SchedulerOutput) -> dict[int, KnownRequest]:
         held = dict(self._requests)
@@ -138,14 +143,23 @@ class ScriptedModel:
                 raise InvalidStep(f"handle {handle} is cached but not known")
             if known.num_computed_tokens != cached.num_computed_tokens[index]:
                 raise InvalidStep(f"handle {handle}: the computed counts differ")
+            new_token_ids = cached.new_token_ids.row(index).tolist()
+            if source_step := int(cached.token_source_steps[index]):
+                new_token_ids += self._fed_tokens(handle, source_step, new_token_ids)
             rows.append(
                 replace(
                     known,
-                    token_ids=(*known.token_ids, *cached.new_token_ids.row(index).tolist()),
+                    token_ids=(*known.token_ids, *new_token_ids),
                     block_ids=(*known.block_ids, *cached.new_block_ids[0].row(index).tolist()),
                 )
             )
         return rows
+
+    def _fed_tokens(self, handle: int, source_step: int, given: list[int]) -> list[int]:
+        step, token_id = self._last_samples.get(handle, (0, EMPTY_SLOT))
+        if given or step != source_step:
+            raise InvalidStep(f"handle {handle}: step {source_step} is not where it sampled last")
+        return [token_id]
 
     def _check_step(
         self, rows: list[KnownRequest], counts: list[int], held: dict[int, KnownRequest]

@@ -1,7 +1,7 @@
 """A `WorkerApi` that computes with the scripted model: real protocol, no tensors, no processes.
 
-Stages run their own steps in order, and a stage after the first starts step n only when the stage
-before it has finished step n. A stage can be slow, fail a step, fail one request, or be lost.
+Stages run their own steps in order. A stage after the first starts step n when the one before has
+finished it, the first when the tokens it names are sampled. A stage can be slow, fail, or be lost.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ from tests.fakes.stage_handoff import StageHandoff
 class ScriptedWorker:
     """One rank of a scripted pipeline.
 
-    step_seconds: what the execute phase of a step with tokens takes once its input is there, the
-    script's own work included. sleep: how it waits for that.
+    step_seconds: what an execute phase with tokens takes from its input on, the script's own work
+    included. sleep: how it waits for that.
     poison_token_id: a request that holds this token fails alone instead of sampling. is_checking
     False: only the last stage looks into a step, so that a measurement is not of the script.
     """
@@ -238,6 +238,7 @@ class ScriptedWorker:
             raise WrongOrder(f"step {step_id.step} was not executed, so it cannot be sampled")
         output, rows, digest = self._due
         self._due = None
+        self._handoff.sample(step_id)
         result = runner_output(
             output.step_id,
             rows,
@@ -348,8 +349,7 @@ class ScriptedWorker:
         key = StepKey(step_id=output.step_id, phase=Phase.EXECUTE)
         if not output.num_rows:
             return ModelRunnerOutput(key=key, state_digest=digest)
-        if self._rank.stage > 0 and not is_fed:
-            await self._handoff.wait(self._rank.stage - 1, output.step_id)
+        if not is_fed and await self._handoff.wait_inputs(self._rank.stage, output):
             started = clock()
         await self._sleep(max(0.0, started + self._step_seconds - clock()))
         if not self._is_last:

@@ -5,7 +5,8 @@ from tests.fakes.scripted_replica import ScriptedReplica, handles_of, request
 
 
 def _replica(num_stages: int) -> ScriptedReplica:
-    return ScriptedReplica(ScheduleConfig(), num_stages=num_stages, num_blocks=256)
+    config = ScheduleConfig(async_scheduling=False)
+    return ScriptedReplica(config, num_stages=num_stages, num_blocks=256)
 
 
 def test_waiting_requests_spread_over_all_cohorts():
@@ -19,7 +20,8 @@ def test_waiting_requests_spread_over_all_cohorts():
 
 def test_one_cohort_puts_all_sequences_in_one_step():
     """With pp_cohorts 1 a step takes every sequence, and no second step is planned beside it."""
-    replica = ScriptedReplica(ScheduleConfig(pp_cohorts=1), num_stages=4)
+    config = ScheduleConfig(pp_cohorts=1, async_scheduling=False)
+    replica = ScriptedReplica(config, num_stages=4)
     for token in range(8):
         replica.scheduler.add(request((token,), max_tokens=4))
     assert [output.num_rows for output in replica.plan_all()] == [8]
@@ -99,7 +101,7 @@ def test_long_and_short_prompts_are_spread_by_their_tokens():
 
 def test_a_full_step_is_not_held_back():
     """Where the waiting prompts fill every cohort's budget, each step takes all it can."""
-    config = ScheduleConfig(max_num_batched_tokens=150)
+    config = ScheduleConfig(max_num_batched_tokens=150, async_scheduling=False)
     replica = ScriptedReplica(config, num_stages=2, num_blocks=256)
     for _ in range(8):
         replica.scheduler.add(request((1,) * 100, max_tokens=4))

@@ -73,7 +73,8 @@ def test_running_requests_share_with_later_ones():
 
 def test_nothing_is_found_before_its_step_is_committed():
     """What a step in flight fills is not shared: its result may never come."""
-    replica = ScriptedReplica(ScheduleConfig(check_state_every=1), num_stages=2)
+    config = ScheduleConfig(check_state_every=1, async_scheduling=False)
+    replica = ScriptedReplica(config, num_stages=2)
     for _ in range(2):
         replica.scheduler.add(request(STEM, max_tokens=2))
     first, second = replica.plan_all()

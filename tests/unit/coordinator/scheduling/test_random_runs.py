@@ -63,6 +63,7 @@ run_settings = st.builds(
     num_stages=st.integers(1, 4),
     config=st.builds(
         ScheduleConfig,
+        async_scheduling=st.booleans(),
         max_num_seqs=st.integers(2, 8),
         max_num_batched_tokens=st.integers(2, 16),
         max_steps_in_flight=st.none() | st.integers(1, 5),
@@ -146,8 +147,9 @@ def test_every_run_ends_with_the_scripted_tokens_and_all_blocks(
 ):
     """Requests end with their own tokens whatever is chunked, preempted, aborted or in flight.
 
-    The replica checks each step: budgets, one step in flight a request, blocks written by one request
-    alone, no handle dropped that the workers do not hold, equal books.
+    The replica checks each step: budgets, steps in flight, blocks written by one request alone,
+    tokens fed from the step that sampled them, no handle dropped that the workers do not hold, equal
+    books.
     """
     run = Run(sizes, requests)
     run.play(num_commits)

@@ -135,7 +135,9 @@ def test_the_youngest_is_preempted_and_comes_back_with_its_tokens(
 
 def test_preempted_sequence_waits_for_its_step_in_flight():
     """A sequence preempted in flight, and all behind it, wait until that step is committed."""
-    config = ScheduleConfig(pp_cohorts=3, max_steps_in_flight=3, max_num_batched_tokens=2)
+    config = ScheduleConfig(
+        pp_cohorts=3, max_steps_in_flight=3, max_num_batched_tokens=2, async_scheduling=False
+    )
     replica = ScriptedReplica(config, num_blocks=8, block_size=4)
     scheduler = replica.scheduler
     old = scheduler.add(request((1, 2, 3, 4), max_tokens=20))
