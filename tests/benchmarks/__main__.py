@@ -15,6 +15,7 @@ QUESTIONS = (
     "block_count",
     "quantization_speed",
     "wire_cost",
+    "idle_gap",
     "pipeline_overlap",
     "stage_overlap",
     "steps_in_flight",

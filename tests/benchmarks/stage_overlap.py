@@ -7,82 +7,19 @@ one machine, whose monotonic clock they share.
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from common.config import CacheConfig, ClusterConfig, CoordinatorConfig, ModelConfig, ScheduleConfig
 from common.config_loader import cache_folder
-from common.model_folder import read_model_folder, resolve_model
-from common.step import ModelRunnerOutput
-from coordinator.engine.loop import EngineLoop
-from coordinator.executors.executor import Executor
-from coordinator.executors.launch import worker_fleet
-from coordinator.executors.step_in_flight import StepInFlight
-from coordinator.scheduling.scheduler import Scheduler
+from common.model_folder import resolve_model
 from tests.benchmarks.load import VOCAB_SIZE, Load
+from tests.benchmarks.recorded_engine import Interval, recorded_engine
 from tests.benchmarks.report import Row, report
 from tests.fakes.running_replica import generate
 
 LOAD = Load(input_len=512, output_len=16, concurrency=8, num_requests=16)
 ROUNDS = 3
 NUM_STAGES = 2
-
-Interval = tuple[int, int]
-"""Begin and end in nanoseconds of the monotonic clock."""
-
-
-class RecordingExecutor(Executor):
-    """Keeps when each stage computed each step."""
-
-    def __init__(self, **made_of: Any) -> None:
-        super().__init__(**made_of)
-        self.computed: list[list[Interval]] = [[] for _ in self.members]
-
-    def sample_tokens(self, step: StepInFlight) -> ModelRunnerOutput:
-        """Note the timings of all stages as well."""
-        for intervals, reply in zip(self.computed, step.replies, strict=True):
-            timings = reply.result().timings
-            intervals.append((timings.compute_start_ns, timings.compute_end_ns))
-        return super().sample_tokens(step)
-
-
-class RecordedEngine:
-    """A loop over real workers, and the executor that keeps their times."""
-
-    def __init__(self, loop: EngineLoop, executor: RecordingExecutor) -> None:
-        self.loop = loop
-        self.executor = executor
-
-
-@asynccontextmanager
-async def recorded_engine(config: CoordinatorConfig) -> AsyncIterator[RecordedEngine]:
-    """Bring up workers, a scheduler and a loop, and end them afterwards."""
-    folder = read_model_folder(Path(config.model.model))
-    fleet = worker_fleet(config)
-    try:
-        executor = await RecordingExecutor.create(await fleet.connect(), config, folder)
-        assert isinstance(executor, RecordingExecutor)
-        num_blocks = await executor.determine_available_memory()
-        await executor.initialize(num_blocks)
-        scheduler = Scheduler(
-            config.schedule,
-            num_stages=executor.num_stages,
-            num_blocks=num_blocks,
-            block_size=config.cache.block_size,
-            max_model_len=executor.max_model_len,
-            eos_token_ids=folder.eos_token_ids,
-        )
-        loop = EngineLoop(scheduler)
-        run = asyncio.create_task(loop.run(executor), name="engine loop")
-        await loop.wait_until_serving()
-        yield RecordedEngine(loop, executor)
-        await loop.drain(0)
-        await run
-        await executor.shutdown()
-    finally:
-        await fleet.close()
 
 
 def overlap(stages: Sequence[Sequence[Interval]]) -> int:
