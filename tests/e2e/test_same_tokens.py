@@ -1,8 +1,9 @@
 """Same tokens as `transformers` in float32, wherever the workers run and however steps are cut."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from common.config import (
     ModelConfig,
     ScheduleConfig,
 )
-from common.requests import SamplingParams
+from common.requests import Request, SamplingParams, StopParams
 from coordinator.engine.replica import Replica
 from tests.fakes.running_replica import GREEDY, generate, running_replica
 from tests.fakes.tiny_checkpoint import write_tiny_llama
@@ -107,16 +108,107 @@ async def test_tiny_checkpoint(
 ) -> None:
     """Chunked or whole, in small or large blocks, preempted and recomputed: the reference's tokens."""
     schedule = ScheduleConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=8)
-    # Room for the longest sequence and half of the second: the others must give way.
-    cache = CacheConfig(block_size=block_size, num_blocks=1 + 176 // block_size)
-    async with serving(tiny, placement, cache=cache, schedule=schedule) as replica:
+    async with serving(
+        tiny, placement, cache=cramped(block_size=block_size), schedule=schedule
+    ) as replica:
         texts = await generate(replica, tiny_prompts, num_tokens=NUM_TINY_TOKENS)
         assert replica.num_preemptions > 0
     compare(placement, texts, tiny_references)
 
 
+def cramped(*, block_size: int) -> CacheConfig:
+    """Room for the longest sequence and half of the second: the others must give way."""
+    return CacheConfig(block_size=block_size, num_blocks=1 + 176 // block_size)
+
+
 @pytest.mark.parametrize("placement", ["uniproc", "local pp 2"])
-async def test_tiny_checkpoint_with_shared_prefixes(tiny: Path, placement: str) -> None:
+@pytest.mark.parametrize("max_num_batched_tokens", [16, 512])
+async def test_tiny_checkpoint_without_async_scheduling(
+    tiny: Path,
+    tiny_prompts: list[list[int]],
+    tiny_references: list[ReferenceText],
+    placement: str,
+    max_num_batched_tokens: int,
+) -> None:
+    """Whether or not steps are planned ahead of their tokens, these are the same; so are the books."""
+    schedule = ScheduleConfig(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=8,
+        async_scheduling=False,
+        check_state_every=1,
+    )
+    async with serving(tiny, placement, cache=cramped(block_size=4), schedule=schedule) as replica:
+        texts = await generate(replica, tiny_prompts, num_tokens=NUM_TINY_TOKENS)
+        assert replica.num_preemptions > 0
+    compare(placement, texts, tiny_references)
+
+
+async def read_until(
+    replica: Replica,
+    prompt: list[int],
+    *,
+    request_id: str,
+    stop_token_ids: frozenset[int],
+    most_tokens: int,
+) -> tuple[int, ...]:
+    """Greedy tokens up to a stop token, or up to where the reader leaves."""
+    request = Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        sampling=GREEDY,
+        stopping=StopParams(
+            max_tokens=NUM_TINY_TOKENS, ignore_eos=True, stop_token_ids=stop_token_ids
+        ),
+    )
+    tokens: list[int] = []
+    async with aclosing(replica.loop.submit(request)) as stream:
+        async for delta in stream:
+            tokens += delta.token_ids
+            if len(tokens) == most_tokens:
+                break
+    return tuple(tokens)
+
+
+@pytest.mark.parametrize("placement", ["uniproc", "local pp 2"])
+async def test_late_ends_leave_no_trace(
+    tiny: Path,
+    tiny_prompts: list[list[int]],
+    tiny_references: list[ReferenceText],
+    placement: str,
+) -> None:
+    """Stopped by a token or left by their readers while a later step runs: all blocks come back.
+
+    A third stops, a third is left, a third goes on in blocks that the others have given back.
+    """
+    schedule = ScheduleConfig(max_num_batched_tokens=64, max_num_seqs=4, check_state_every=1)
+    references = [reference.token_ids for reference in tiny_references]
+    async with serving(tiny, placement, cache=cramped(block_size=4), schedule=schedule) as replica:
+        async with asyncio.TaskGroup() as tasks:
+            reads = [
+                tasks.create_task(
+                    read_until(
+                        replica,
+                        tiny_prompts[index],
+                        request_id=str(index),
+                        stop_token_ids=frozenset(reference[index : index + (index % 3 == 0)]),
+                        most_tokens=index if index % 3 == 1 else NUM_TINY_TOKENS,
+                    )
+                )
+                for index, reference in enumerate(references)
+            ]
+        status = replica.status("tiny")
+    for index, (read, reference) in enumerate(zip(reads, references, strict=True)):
+        ends = {0: reference.index(reference[index]) + 1, 1: index, 2: NUM_TINY_TOKENS}
+        assert read.result() == reference[: ends[index % 3]]
+    assert status.num_free_blocks == status.num_blocks
+    assert status.num_state_drifts == 0 < status.num_state_checks
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("placement", ["uniproc", "local pp 2"])
+async def test_tiny_checkpoint_with_shared_prefixes(
+    tiny: Path, placement: str, *, is_async: bool
+) -> None:
     """Prompts that begin alike, again and again, with too few blocks to keep them: the same tokens."""
     draw = random.Random(9)
     stems = [[draw.randrange(256) for _ in range(length)] for length in (40, 61)]
@@ -127,9 +219,10 @@ async def test_tiny_checkpoint_with_shared_prefixes(tiny: Path, placement: str) 
     ]
     reference = TransformersReference(tiny)
     references = [reference.greedy(prompt, NUM_TINY_TOKENS) for prompt in prompts]
-    schedule = ScheduleConfig(max_num_batched_tokens=64, max_num_seqs=8, check_state_every=1)
-    cache = CacheConfig(block_size=4, num_blocks=1 + 176 // 4)
-    async with serving(tiny, placement, cache=cache, schedule=schedule) as replica:
+    schedule = ScheduleConfig(
+        max_num_batched_tokens=64, max_num_seqs=8, check_state_every=1, async_scheduling=is_async
+    )
+    async with serving(tiny, placement, cache=cramped(block_size=4), schedule=schedule) as replica:
         for round_ in range(3):
             texts = await generate(replica, prompts, num_tokens=NUM_TINY_TOKENS)
             compare(f"{placement}, round {round_}", texts, references)
