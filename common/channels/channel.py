@@ -28,7 +28,7 @@ class TensorSender(Protocol):
 
 
 class TensorReceiver(Protocol):
-    """The mailbox of frames from the previous stage."""
+    """The mailbox of frames from the previous stage, and on the first one from the last."""
 
     def receive(
         self, key: StepKey, *, cancel: CancelToken, timeout: float

@@ -70,6 +70,21 @@ def test_one_step_in_flight_means_one_cohort():
 
 
 @pytest.mark.parametrize(
+    ("given", "num_stages", "expected"),
+    [
+        ({}, 1, (2, 2)),
+        ({}, 4, (5, 2)),
+        ({"async_scheduling": False}, 4, (4, 1)),
+        ({"max_steps_in_flight": 3}, 1, (3, 2)),
+    ],
+)
+def test_steps_in_flight_follow_from_stages_and_scheduling(given, num_stages, expected):
+    """Asynchronous scheduling has a step more in flight than stages, and two of a cohort."""
+    schedule = ScheduleConfig(**given)
+    assert (schedule.steps_in_flight(num_stages), schedule.steps_of_cohort) == expected
+
+
+@pytest.mark.parametrize(
     ("given", "devices", "expected"),
     [
         (None, ("cpu",), 256),
