@@ -26,7 +26,7 @@ class Cohorts:
         return [cohort for cohort in turns if self._num_steps[cohort] < self._most_steps]
 
     def num_idle_beside(self, cohort: int) -> int:
-        """Other cohorts, those without a step in flight."""
+        """Cohorts without a step in flight, this one not counted."""
         return self._num_steps.count(0) - (not self._num_steps[cohort])
 
     def start_step(self, cohort: int) -> None:

@@ -7,8 +7,9 @@ of a step's COMPUTE and the start of the next one's on the same worker, by the w
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 
 from common.config import CacheConfig, ClusterConfig, CoordinatorConfig, ModelConfig, ScheduleConfig
@@ -24,16 +25,24 @@ ROUNDS = 5
 NUM_CORES = 2
 
 
-def gaps_ms(stages: Sequence[Sequence[Interval]]) -> list[float]:
-    """Milliseconds between the steps of each stage, all stages together."""
-    return [
-        (start - end) / 1e6 for intervals in stages for (_, end), (start, _) in pairwise(intervals)
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One run of the load: output tokens a second, and of each stage the median gap in milliseconds."""
+
+    tokens_per_second: float
+    gaps_ms: tuple[float, ...]
 
 
-async def run_load(engine: RecordedEngine, *, seed: int) -> tuple[float, float]:
-    """Run the load once: median gap in milliseconds, output tokens a second."""
-    for intervals in engine.executor.computed:
+def median_gap_ms(intervals: Sequence[Interval]) -> float:
+    """Milliseconds between two steps of a stage."""
+    gaps = [start - end for (_, end), (start, _) in pairwise(intervals)]
+    return statistics.median(gaps) / 1e6
+
+
+async def run_load(engine: RecordedEngine, *, seed: int) -> Round:
+    """Run the load once."""
+    stages = engine.executor.computed
+    for intervals in stages:
         intervals.clear()
     prompts = LOAD.prompts(vocab_size=VOCAB_SIZE, seed=seed)
     started = time.monotonic()
@@ -41,20 +50,23 @@ async def run_load(engine: RecordedEngine, *, seed: int) -> tuple[float, float]:
         engine, prompts, num_tokens=LOAD.output_len, concurrency=LOAD.concurrency
     )
     seconds = time.monotonic() - started
-    return statistics.median(gaps_ms(engine.executor.computed)), sum(map(len, texts)) / seconds
+    return Round(
+        tokens_per_second=sum(map(len, texts)) / seconds,
+        gaps_ms=tuple(map(median_gap_ms, stages)),
+    )
 
 
-async def compare(configs: Sequence[CoordinatorConfig]) -> list[list[tuple[float, float]]]:
+async def compare(configs: Sequence[CoordinatorConfig]) -> list[list[Round]]:
     """What each configuration did in each round, taking turns; all stay loaded."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(recorded_engine(c)) for c in configs]
         for engine in engines:
             await run_load(engine, seed=0)
-        found: list[list[tuple[float, float]]] = [[] for _ in configs]
-        for round_ in range(1, ROUNDS + 1):
-            for engine, of_config in zip(engines, found, strict=True):
-                of_config.append(await run_load(engine, seed=round_))
-    return found
+        rounds: list[list[Round]] = [[] for _ in configs]
+        for seed in range(1, ROUNDS + 1):
+            for engine, of_config in zip(engines, rounds, strict=True):
+                of_config.append(await run_load(engine, seed=seed))
+    return rounds
 
 
 def _config(folder: str, *, num_stages: int, is_async: bool) -> CoordinatorConfig:
@@ -68,6 +80,20 @@ def _config(folder: str, *, num_stages: int, is_async: bool) -> CoordinatorConfi
     )
 
 
+def _rows(num_stages: int, without: Sequence[Round], ahead: Sequence[Round]) -> Iterator[Row]:
+    rates = [[each.tokens_per_second for each in rounds] for rounds in (ahead, without)]
+    for stage in range(num_stages):
+        gaps = [[each.gaps_ms[stage] for each in rounds] for rounds in (ahead, without)]
+        yield {
+            "stages": num_stages,
+            "stage": stage,
+            "gap ms without": statistics.median(gaps[1]),
+            "gap ms with": statistics.median(gaps[0]),
+            "with ÷ without": median_ratio(*gaps),
+            "tokens/s, with ÷ without": median_ratio(*rates),
+        }
+
+
 def main() -> None:
     """Measure both in turns, over one stage and over two."""
     folder = str(resolve_model("smollm2-135m", cache=cache_folder()))
@@ -76,23 +102,12 @@ def main() -> None:
         configs = [
             _config(folder, num_stages=num_stages, is_async=is_async) for is_async in (False, True)
         ]
-        found = asyncio.run(compare(configs))
-        for is_async, of_config in zip((False, True), found, strict=True):
-            gaps, rates = zip(*of_config, strict=True)
-            sync_gaps, sync_rates = zip(*found[0], strict=True)
-            rows.append(
-                {
-                    "stages": num_stages,
-                    "async": "yes" if is_async else "no",
-                    "gap p50 ms": statistics.median(gaps),
-                    "÷ without": median_ratio(gaps, sync_gaps),
-                    "output tokens/s": statistics.median(rates),
-                    "tokens/s ÷ without": median_ratio(rates, sync_rates),
-                }
-            )
+        without, ahead = asyncio.run(compare(configs))
+        rows += _rows(num_stages, without, ahead)
     report(
-        f"idle time between forwards, concurrency {LOAD.concurrency}, {LOAD.input_len} in / "
-        f"{LOAD.output_len} out, SmolLM2-135M, local workers",
+        f"idle time between forwards, median, with asynchronous scheduling and without; "
+        f"concurrency {LOAD.concurrency}, {LOAD.input_len} in / {LOAD.output_len} out, "
+        f"SmolLM2-135M, local workers",
         rows,
     )
 
