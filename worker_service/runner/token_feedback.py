@@ -25,13 +25,11 @@ FetchTokens = Callable[[int], SampledTokens]
 
 
 class TokenFeedback:
-    """Step and token of each request's last sample, by its slot in the request states.
-
-    steps int64 [slots], 0 before the first sample; tokens int32 [slots].
-    """
+    """Step and token of each request's last sample, by its slot in the request states."""
 
     def __init__(self, states: RequestStates) -> None:
         self._states = states
+        # int64 [slots], 0 before the first sample; int32 [slots].
         self._steps: Int64s = np.zeros(states.num_slots, dtype=np.int64)
         self._tokens: Int32s = np.zeros(states.num_slots, dtype=np.int32)
 

@@ -146,8 +146,9 @@ def _check_sources(output: SchedulerOutput, states: RequestStates, feedback: Tok
         sampled_last = feedback.last_steps(states.slots(cached.handles[fed])).astype(np.uint64)
         is_wrong = sources[fed] != sampled_last
         num_given = np.diff(cached.new_token_ids.offsets)[fed]
-        for index in np.flatnonzero(is_wrong | (num_given > 0)).tolist():
-            row = int(fed[index])
+        (wrong,) = np.nonzero(is_wrong | (num_given > 0))
+        if len(wrong):
+            index, row = int(wrong[0]), int(fed[wrong[0]])
             place = _place(len(output.new_requests) + row, int(cached.handles[row]))
             raise InvalidStep(
                 f"{place}: token_source_steps is {sources[row]} with {num_given[index]} "

@@ -275,7 +275,7 @@ def test_digests_are_answered_only_when_asked_for(stages):
 
 
 def test_logits_that_are_not_finite_fail_only_their_request(stages, reference):
-    """The row gets an error, its neighbours their tokens."""
+    """The row gets an error, its neighbours their tokens; what was planned behind it is fed a 0."""
     driver = driver_with_prompts(stages, num_stages=2)
     output = driver.plan({1: 30, 2: 3, 3: 7})
     tensors = driver.runners[0].execute_model(output, NoInputs())
@@ -287,6 +287,10 @@ def test_logits_that_are_not_finite_fail_only_their_request(stages, reference):
     assert result.handles.tolist() == [1, 3]
     assert result.sampled_token_ids.values.tolist() == [reference[1][0], reference[3][0]]
     assert [handle for handle, _ in result.request_errors] == [2]
+    sampled = driver.runners[1].last_sampled
+    assert sampled.handles.tolist() == [1, 2, 3]
+    assert sampled.positions.tolist() == [30, 3, 7]
+    assert sampled.token_ids.tolist() == [reference[1][0], 0, reference[3][0]]
 
 
 def test_forgetting_requests_frees_handles_and_what_is_due(stages, reference):
