@@ -30,7 +30,7 @@ from tests.fakes.stamping_worker import seconds_since, write_stamping_model
 from tests.fakes.worker_process import WorkerProcess
 
 NUM_STREAMS = 256
-NUM_TOKENS = 400
+NUM_TOKENS = 800
 PACED_SECONDS = 0.016
 
 
