@@ -12,8 +12,10 @@
 #include <cstring>
 #include <vector>
 
+#include "cache_ahead.h"
 #include "isa.h"
 #include "kernels.h"
+#include "linear_bf16.h"
 #include "threads.h"
 
 namespace stepwire {
@@ -34,6 +36,7 @@ struct Linear {
   void* y_TO;
   bool is_y_float;
   int64_t num_rows, num_inputs, num_outputs;  // num_inputs is even
+  AheadPieces cache;
 };
 
 // Some rows, some pairs of inputs, one block of outputs.
@@ -47,6 +50,7 @@ struct Tile {
   bool is_first;  // of the chunks of inputs: sums begin at zero
   const char* ahead;
   int64_t ahead_bytes;  // to fetch with each pair
+  AheadPieces cache;    // to ask for meanwhile, a line with each pair
 };
 
 #if STEPWIRE_X86
@@ -54,31 +58,61 @@ struct Tile {
 constexpr int kAvx512Rows = 8;
 constexpr int kAvx2Rows = 4;
 
+// The sums of a tile, in registers.
+template <int kRows>
+struct Avx512Sums {
+  static constexpr int kVectors = kBlock / 16;
+  __m512 sum[kRows][kVectors];
+};
+
+// Adds the products of pairs [first, end); kAsks: the pieces' lines are asked for, one with each.
+template <int kRows, bool kAsks>
+TARGET_AVX512 __attribute__((always_inline)) inline void add_pairs_avx512(
+    const Tile<bf16>& tile, Avx512Sums<kRows>& sums, int64_t first, int64_t end) {
+  constexpr int kVectors = Avx512Sums<kRows>::kVectors;
+  const AheadPieces cache = tile.cache;
+  const bf16* w = tile.w + first * kBlock * 2;
+  const bf16* x = tile.x + first * 2;
+  const char* ahead = tile.ahead + first * tile.ahead_bytes;
+  const char* line = kAsks ? cache.piece(0) : nullptr;
+  int64_t piece = 0, num_left = cache.lines;
+  for (int64_t p = first; p < end; ++p, w += kBlock * 2, x += 2, ahead += tile.ahead_bytes) {
+    for (int64_t b = 0; b < tile.ahead_bytes; b += 64) _mm_prefetch(ahead + b, _MM_HINT_T0);
+    if constexpr (kAsks) {
+      _mm_prefetch(line, _MM_HINT_T1);
+      line += 64;
+      if (--num_left == 0) {
+        line = cache.piece(++piece);
+        num_left = cache.lines;
+      }
+    }
+    __m512bh weight[kVectors];
+    for (int v = 0; v < kVectors; ++v) weight[v] = (__m512bh)_mm512_loadu_si512(w + v * 32);
+    for (int r = 0; r < kRows; ++r) {
+      int32_t pair;
+      std::memcpy(&pair, x + r * tile.x_stride, sizeof(pair));
+      const __m512bh input = (__m512bh)_mm512_set1_epi32(pair);
+      for (int v = 0; v < kVectors; ++v)
+        sums.sum[r][v] = _mm512_dpbf16_ps(sums.sum[r][v], weight[v], input);
+    }
+  }
+}
+
 // sums[r][o] (+)= the products of a tile.
 template <int kRows>
 TARGET_AVX512 void add_products_avx512(const Tile<bf16>& tile) {
-  constexpr int kVectors = kBlock / 16;
-  __m512 sum[kRows][kVectors];
+  constexpr int kVectors = Avx512Sums<kRows>::kVectors;
+  Avx512Sums<kRows> sums;
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v)
-      sum[r][v] =
+      sums.sum[r][v] =
           tile.is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(tile.sums + r * kBlock + v * 16);
-  for (int64_t p = 0; p < tile.num_pairs; ++p) {
-    for (int64_t b = 0; b < tile.ahead_bytes; b += 64)
-      _mm_prefetch(tile.ahead + p * tile.ahead_bytes + b, _MM_HINT_T0);
-    __m512bh weight[kVectors];
-    for (int v = 0; v < kVectors; ++v)
-      weight[v] = (__m512bh)_mm512_loadu_si512(tile.w + p * kBlock * 2 + v * 32);
-    for (int r = 0; r < kRows; ++r) {
-      int32_t pair;
-      std::memcpy(&pair, tile.x + r * tile.x_stride + p * 2, sizeof(pair));
-      const __m512bh input = (__m512bh)_mm512_set1_epi32(pair);
-      for (int v = 0; v < kVectors; ++v)
-        sum[r][v] = _mm512_dpbf16_ps(sum[r][v], weight[v], input);
-    }
-  }
+  const int64_t num_asking = std::min(tile.num_pairs, tile.cache.count * tile.cache.lines);
+  add_pairs_avx512<kRows, true>(tile, sums, 0, num_asking);
+  add_pairs_avx512<kRows, false>(tile, sums, num_asking, tile.num_pairs);
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(tile.sums + r * kBlock + v * 16, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v)
+      _mm512_storeu_ps(tile.sums + r * kBlock + v * 16, sums.sum[r][v]);
 }
 
 // The same for some vectors of 8 outputs from `output`: as many as 16 registers have room for.
@@ -165,12 +199,22 @@ TARGET_AVX2 void finish_rows(const Linear& linear, int64_t row, int64_t num_rows
   }
 }
 
+// What a tile asks for: of its linear layer's share as much as of all its tiles.
+AheadPieces tile_share(const AheadPieces& cache, int64_t tile, int64_t num_tiles) {
+  AheadPieces share = cache;
+  const int64_t first = cache.count * tile / num_tiles;
+  share.first = cache.first + first;
+  share.count = cache.count * (tile + 1) / num_tiles - first;
+  return share;
+}
+
 template <typename X, int kMostRows>
 void multiply_block(const Linear& linear, int64_t block,
                     const AddProducts<X> (&add_products)[kMostRows]) {
   const X* const x = static_cast<const X*>(linear.x_TI);
   const int64_t num_pairs = linear.num_inputs / 2;
   const bf16* const w = linear.packed + block * kBlock * linear.num_inputs;
+  const int64_t num_blocks = divide_up(linear.num_outputs, kBlock);
   alignas(64) float sums[kChunkRows * kBlock];
   for (int64_t row = 0; row < linear.num_rows; row += kChunkRows) {
     const int64_t num_rows = std::min(kChunkRows, linear.num_rows - row);
@@ -184,10 +228,14 @@ void multiply_block(const Linear& linear, int64_t block,
         // Tiles of nearly equal height: a short last one would cost as much as a full one.
         const int64_t first = num_rows * tile / num_tiles;
         const int64_t height = num_rows * (tile + 1) / num_tiles - first;
+        AheadPieces cache;
+        if (row == 0 && pair == 0)
+          cache = tile_share(linear.cache, block * num_tiles + tile, num_blocks * num_tiles);
         add_products[height - 1]({x + (row + first) * linear.num_inputs + pair * 2,
                                   linear.num_inputs, w + pair * kBlock * 2, num_chunk_pairs,
                                   sums + first * kBlock, pair == 0,
-                                  next + tile * num_chunk_pairs * ahead_bytes, ahead_bytes});
+                                  next + tile * num_chunk_pairs * ahead_bytes, ahead_bytes,
+                                  cache});
       }
     }
     finish_rows(linear, row, num_rows, block, sums);
@@ -235,6 +283,12 @@ void pack_bf16(const bf16* w_OI, bf16* packed, int64_t num_outputs, int64_t num_
 
 void linear_bf16(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void* y_TO,
                  bool is_y_float, int64_t num_rows, int64_t num_inputs, int64_t num_outputs) {
+  linear_bf16_ahead(x_TI, packed, bias_O, y_TO, is_y_float, num_rows, num_inputs, num_outputs, {});
+}
+
+void linear_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void* y_TO,
+                       bool is_y_float, int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+                       const AheadPieces& cache) {
 #if STEPWIRE_X86
   const int64_t width = divide_up(num_inputs, 2) * 2;
   const Linear linear = {prepare_rows(x_TI, num_rows, num_inputs, width),
@@ -244,7 +298,8 @@ void linear_bf16(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void*
                          is_y_float,
                          num_rows,
                          width,
-                         num_outputs};
+                         num_outputs,
+                         cache};
   parallel_for_runs(divide_up(num_outputs, kBlock), [&](int64_t block) {
     if (isa() == Isa::kAvx512Bf16)
       multiply_block(linear, block, kAddAvx512);
