@@ -1,8 +1,8 @@
 // What the next attention will read of the KV cache, asked for while linear layers multiply.
 //
 // Attention of many short rows waits for memory, and between attentions the arithmetic of many rows
-// leaves memory idle. A layer's cache is a list of pieces; each linear layer on the way asks for its
-// share of them.
+// leaves memory idle. A layer's cache is a list of pieces; each linear layer on the way asks for
+// its share of them.
 #pragma once
 
 #include <cstdint>
