@@ -32,7 +32,7 @@ def main() -> None:
     folder = resolve_model("smollm2-135m", cache=cache_folder())
     times = asyncio.run(decode_steps(decoding_config(folder), rounds=ROUNDS))
     linear = LinearLayers(folder, num_threads=os.cpu_count() or 1)
-    bandwidth = read_gigabytes_per_second()
+    bandwidth = read_gigabytes_per_second(num_threads=os.cpu_count() or 1)
     rows: list[Row] = []
     for num_rows, found in zip(NUM_ROWS, times, strict=True):
         compute_ms = statistics.median(time.compute_ms for time in found)

@@ -61,8 +61,9 @@ class LinearLayers:
             return _median_seconds(run) * 1e3
 
 
-def read_gigabytes_per_second() -> float:
-    """How fast all threads together read memory, far past the caches; the best of some tries."""
+def read_gigabytes_per_second(*, num_threads: int) -> float:
+    """How fast so many threads together read memory, far past the caches; the best of some tries."""
+    torch.set_num_threads(num_threads)
     values = torch.ones(READ_BYTES // 4, dtype=torch.float32)
     return READ_BYTES / 1e9 / _least_seconds(lambda: values.sum())
 

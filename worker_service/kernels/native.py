@@ -232,3 +232,18 @@ def share_torch_threads() -> None:
     """Let kernels work with as many threads as torch does when the calling thread calls it."""
     if kernels := native_kernels():
         kernels.set_num_threads(torch.get_num_threads())
+
+
+def reclaim_torch_threads() -> None:
+    """Give torch as many threads as kernels have, where the calling thread had relieved them."""
+    if kernels := native_kernels():
+        torch.set_num_threads(max(torch.get_num_threads(), kernels.num_threads()))
+
+
+def relieve_torch_threads() -> None:
+    """Let torch compute on the calling thread alone from now on.
+
+    Once an operation of torch was shared out, its other threads spin for milliseconds, on the cores
+    that kernels need next.
+    """
+    torch.set_num_threads(1)

@@ -8,7 +8,11 @@ import torch
 from common.config import NO_QUANTIZATION
 from common.errors import InvalidRequest, ModelError
 from common.worker_api import KVCacheSpec, LoadModel
-from worker_service.kernels.native import share_torch_threads
+from worker_service.kernels.native import (
+    reclaim_torch_threads,
+    relieve_torch_threads,
+    share_torch_threads,
+)
 from worker_service.kernels.packed_weight import head_quantization, quantizations, select_packer
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.loading import LoadedModel, load_model, pack_weights
@@ -54,6 +58,8 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
     spec = read_model_spec(folder)
     dtype = _dtype(request.dtype, spec)
     ranks = Ranks()
+    if device.type == "cpu":
+        reclaim_torch_threads()
     loaded = load_model(
         folder,
         spec=spec,
@@ -70,9 +76,13 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
         select_packer(dtype=dtype, device=device, quantization=form)
         for form in (request.quantization, head_quantization(request.quantization))
     )
+    if packer is not None:
+        loaded = pack_weights(loaded, packer, head=head)
+    if loaded.model.native_layers is not None:
+        relieve_torch_threads()
     return LoadedStage(
         spec=spec,
-        loaded=loaded if packer is None else pack_weights(loaded, packer, head=head),
+        loaded=loaded,
         dtype=dtype,
         kv_cache_spec=full_attention_spec(
             num_layers=request.end_layer - request.first_layer,

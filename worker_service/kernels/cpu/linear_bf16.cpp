@@ -12,8 +12,11 @@
 #include <cstring>
 #include <vector>
 
+#include "cache_ahead.h"
 #include "isa.h"
 #include "kernels.h"
+#include "linear_bf16.h"
+#include "step_kernels.h"
 #include "threads.h"
 
 namespace stepwire {
@@ -34,6 +37,7 @@ struct Linear {
   void* y_TO;
   bool is_y_float;
   int64_t num_rows, num_inputs, num_outputs;  // num_inputs is even
+  AheadPieces cache;
 };
 
 // Some rows, some pairs of inputs, one block of outputs.
@@ -47,6 +51,7 @@ struct Tile {
   bool is_first;  // of the chunks of inputs: sums begin at zero
   const char* ahead;
   int64_t ahead_bytes;  // to fetch with each pair
+  AheadPieces cache;    // to ask for meanwhile, a line with each pair
 };
 
 #if STEPWIRE_X86
@@ -54,31 +59,61 @@ struct Tile {
 constexpr int kAvx512Rows = 8;
 constexpr int kAvx2Rows = 4;
 
+// The sums of a tile, in registers.
+template <int kRows>
+struct Avx512Sums {
+  static constexpr int kVectors = kBlock / 16;
+  __m512 sum[kRows][kVectors];
+};
+
+// Adds the products of pairs [first, end); kAsks: the pieces' lines are asked for, one with each.
+template <int kRows, bool kAsks>
+TARGET_AVX512 __attribute__((always_inline)) inline void add_pairs_avx512(
+    const Tile<bf16>& tile, Avx512Sums<kRows>& sums, int64_t first, int64_t end) {
+  constexpr int kVectors = Avx512Sums<kRows>::kVectors;
+  const AheadPieces cache = tile.cache;
+  const bf16* w = tile.w + first * kBlock * 2;
+  const bf16* x = tile.x + first * 2;
+  const char* ahead = tile.ahead + first * tile.ahead_bytes;
+  const char* line = kAsks ? cache.piece(0) : nullptr;
+  int64_t piece = 0, num_left = cache.lines;
+  for (int64_t p = first; p < end; ++p, w += kBlock * 2, x += 2, ahead += tile.ahead_bytes) {
+    for (int64_t b = 0; b < tile.ahead_bytes; b += 64) _mm_prefetch(ahead + b, _MM_HINT_T0);
+    if constexpr (kAsks) {
+      _mm_prefetch(line, _MM_HINT_T1);
+      line += 64;
+      if (--num_left == 0) {
+        line = cache.piece(++piece);
+        num_left = cache.lines;
+      }
+    }
+    __m512bh weight[kVectors];
+    for (int v = 0; v < kVectors; ++v) weight[v] = (__m512bh)_mm512_loadu_si512(w + v * 32);
+    for (int r = 0; r < kRows; ++r) {
+      int32_t pair;
+      std::memcpy(&pair, x + r * tile.x_stride, sizeof(pair));
+      const __m512bh input = (__m512bh)_mm512_set1_epi32(pair);
+      for (int v = 0; v < kVectors; ++v)
+        sums.sum[r][v] = _mm512_dpbf16_ps(sums.sum[r][v], weight[v], input);
+    }
+  }
+}
+
 // sums[r][o] (+)= the products of a tile.
 template <int kRows>
 TARGET_AVX512 void add_products_avx512(const Tile<bf16>& tile) {
-  constexpr int kVectors = kBlock / 16;
-  __m512 sum[kRows][kVectors];
+  constexpr int kVectors = Avx512Sums<kRows>::kVectors;
+  Avx512Sums<kRows> sums;
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v)
-      sum[r][v] =
+      sums.sum[r][v] =
           tile.is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(tile.sums + r * kBlock + v * 16);
-  for (int64_t p = 0; p < tile.num_pairs; ++p) {
-    for (int64_t b = 0; b < tile.ahead_bytes; b += 64)
-      _mm_prefetch(tile.ahead + p * tile.ahead_bytes + b, _MM_HINT_T0);
-    __m512bh weight[kVectors];
-    for (int v = 0; v < kVectors; ++v)
-      weight[v] = (__m512bh)_mm512_loadu_si512(tile.w + p * kBlock * 2 + v * 32);
-    for (int r = 0; r < kRows; ++r) {
-      int32_t pair;
-      std::memcpy(&pair, tile.x + r * tile.x_stride + p * 2, sizeof(pair));
-      const __m512bh input = (__m512bh)_mm512_set1_epi32(pair);
-      for (int v = 0; v < kVectors; ++v)
-        sum[r][v] = _mm512_dpbf16_ps(sum[r][v], weight[v], input);
-    }
-  }
+  const int64_t num_asking = std::min(tile.num_pairs, tile.cache.count * tile.cache.lines);
+  add_pairs_avx512<kRows, true>(tile, sums, 0, num_asking);
+  add_pairs_avx512<kRows, false>(tile, sums, num_asking, tile.num_pairs);
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(tile.sums + r * kBlock + v * 16, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v)
+      _mm512_storeu_ps(tile.sums + r * kBlock + v * 16, sums.sum[r][v]);
 }
 
 // The same for some vectors of 8 outputs from `output`: as many as 16 registers have room for.
@@ -165,32 +200,78 @@ TARGET_AVX2 void finish_rows(const Linear& linear, int64_t row, int64_t num_rows
   }
 }
 
+// What a tile asks for: of its linear layer's share as much as of all its tiles.
+AheadPieces tile_share(const AheadPieces& cache, int64_t tile, int64_t num_tiles) {
+  AheadPieces share = cache;
+  const int64_t first = cache.count * tile / num_tiles;
+  share.first = cache.first + first;
+  share.count = cache.count * (tile + 1) / num_tiles - first;
+  return share;
+}
+
+// The sums of one block of outputs for a chunk of rows, which fetches the block that follows.
 template <typename X, int kMostRows>
-void multiply_block(const Linear& linear, int64_t block,
-                    const AddProducts<X> (&add_products)[kMostRows]) {
+void sum_block(const Linear& linear, int64_t block, int64_t next_block, int64_t row,
+               int64_t num_rows, const AddProducts<X> (&add_products)[kMostRows], float* sums) {
   const X* const x = static_cast<const X*>(linear.x_TI);
   const int64_t num_pairs = linear.num_inputs / 2;
   const bf16* const w = linear.packed + block * kBlock * linear.num_inputs;
+  const int64_t num_blocks = divide_up(linear.num_outputs, kBlock);
+  const int64_t num_tiles = divide_up(num_rows, kMostRows);
+  const int64_t ahead_bytes = divide_up(kPairBytes, num_tiles);
+  for (int64_t pair = 0; pair < num_pairs; pair += kChunkPairs) {
+    const int64_t num_chunk_pairs = std::min(kChunkPairs, num_pairs - pair);
+    const char* const chunk = reinterpret_cast<const char*>(w) + pair * kPairBytes;
+    const char* const next =
+        chunk + (num_tiles == 1 ? kAheadBytes : (next_block - block) * num_pairs * kPairBytes);
+    for (int64_t tile = 0; tile < num_tiles; ++tile) {
+      // Tiles of nearly equal height: a short last one would cost as much as a full one.
+      const int64_t first = num_rows * tile / num_tiles;
+      const int64_t height = num_rows * (tile + 1) / num_tiles - first;
+      AheadPieces cache;
+      if (row == 0 && pair == 0)
+        cache = tile_share(linear.cache, block * num_tiles + tile, num_blocks * num_tiles);
+      add_products[height - 1]({x + (row + first) * linear.num_inputs + pair * 2,
+                                linear.num_inputs, w + pair * kBlock * 2, num_chunk_pairs,
+                                sums + first * kBlock, pair == 0,
+                                next + tile * num_chunk_pairs * ahead_bytes, ahead_bytes, cache});
+    }
+  }
+}
+
+template <typename X, int kMostRows>
+void multiply_block(const Linear& linear, int64_t block,
+                    const AddProducts<X> (&add_products)[kMostRows]) {
   alignas(64) float sums[kChunkRows * kBlock];
   for (int64_t row = 0; row < linear.num_rows; row += kChunkRows) {
     const int64_t num_rows = std::min(kChunkRows, linear.num_rows - row);
-    const int64_t num_tiles = divide_up(num_rows, kMostRows);
-    const int64_t ahead_bytes = divide_up(kPairBytes, num_tiles);
-    for (int64_t pair = 0; pair < num_pairs; pair += kChunkPairs) {
-      const int64_t num_chunk_pairs = std::min(kChunkPairs, num_pairs - pair);
-      const char* const chunk = reinterpret_cast<const char*>(w) + pair * kPairBytes;
-      const char* const next = chunk + (num_tiles == 1 ? kAheadBytes : num_pairs * kPairBytes);
-      for (int64_t tile = 0; tile < num_tiles; ++tile) {
-        // Tiles of nearly equal height: a short last one would cost as much as a full one.
-        const int64_t first = num_rows * tile / num_tiles;
-        const int64_t height = num_rows * (tile + 1) / num_tiles - first;
-        add_products[height - 1]({x + (row + first) * linear.num_inputs + pair * 2,
-                                  linear.num_inputs, w + pair * kBlock * 2, num_chunk_pairs,
-                                  sums + first * kBlock, pair == 0,
-                                  next + tile * num_chunk_pairs * ahead_bytes, ahead_bytes});
-      }
-    }
+    sum_block(linear, block, block + 1, row, num_rows, add_products, sums);
     finish_rows(linear, row, num_rows, block, sums);
+  }
+}
+
+// A block of gates and the block of what they gate; both are rounded before, as if written out.
+template <typename X, int kMostRows>
+void multiply_gated_block(const Linear& linear, int64_t block,
+                          const AddProducts<X> (&add_products)[kMostRows]) {
+  const int64_t num_gates = linear.num_outputs / 2, num_blocks = num_gates / kBlock;
+  const auto gate = isa() == Isa::kAvx512Bf16 ? avx512::gate_block : avx2::gate_block;
+  alignas(64) float sums[kChunkRows * kBlock];
+  alignas(64) bf16 halves[2][kChunkRows * kBlock];
+  for (int64_t row = 0; row < linear.num_rows; row += kChunkRows) {
+    const int64_t num_rows = std::min(kChunkRows, linear.num_rows - row);
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t own = block + half * num_blocks;
+      const int64_t next = half == 0 ? own + num_blocks : block + 1;
+      sum_block(linear, own, next, row, num_rows, add_products, sums);
+      Linear rounded = linear;
+      rounded.y_TO = halves[half];
+      rounded.num_outputs = kBlock;
+      if (linear.bias_O != nullptr) rounded.bias_O = linear.bias_O + own * kBlock;
+      finish_rows(rounded, 0, num_rows, 0, sums);
+    }
+    bf16* const out_TI = static_cast<bf16*>(linear.y_TO) + row * num_gates + block * kBlock;
+    gate(halves[0], halves[1], out_TI, num_rows, kBlock, num_gates);
   }
 }
 
@@ -235,6 +316,12 @@ void pack_bf16(const bf16* w_OI, bf16* packed, int64_t num_outputs, int64_t num_
 
 void linear_bf16(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void* y_TO,
                  bool is_y_float, int64_t num_rows, int64_t num_inputs, int64_t num_outputs) {
+  linear_bf16_ahead(x_TI, packed, bias_O, y_TO, is_y_float, num_rows, num_inputs, num_outputs, {});
+}
+
+void linear_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void* y_TO,
+                       bool is_y_float, int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+                       const AheadPieces& cache) {
 #if STEPWIRE_X86
   const int64_t width = divide_up(num_inputs, 2) * 2;
   const Linear linear = {prepare_rows(x_TI, num_rows, num_inputs, width),
@@ -244,12 +331,38 @@ void linear_bf16(const bf16* x_TI, const bf16* packed, const bf16* bias_O, void*
                          is_y_float,
                          num_rows,
                          width,
-                         num_outputs};
+                         num_outputs,
+                         cache};
   parallel_for_runs(divide_up(num_outputs, kBlock), [&](int64_t block) {
     if (isa() == Isa::kAvx512Bf16)
       multiply_block(linear, block, kAddAvx512);
     else
       multiply_block(linear, block, kAddAvx2);
+  });
+#endif
+}
+
+bool can_gate_bf16(int64_t num_outputs) { return num_outputs % (2 * kBlock) == 0; }
+
+void gated_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O, bf16* y_TI,
+                      int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+                      const AheadPieces& cache) {
+#if STEPWIRE_X86
+  const int64_t width = divide_up(num_inputs, 2) * 2;
+  const Linear linear = {prepare_rows(x_TI, num_rows, num_inputs, width),
+                         packed,
+                         bias_O,
+                         y_TI,
+                         false,
+                         num_rows,
+                         width,
+                         num_outputs,
+                         cache};
+  parallel_for_runs(num_outputs / (2 * kBlock), [&](int64_t block) {
+    if (isa() == Isa::kAvx512Bf16)
+      multiply_gated_block(linear, block, kAddAvx512);
+    else
+      multiply_gated_block(linear, block, kAddAvx2);
   });
 #endif
 }

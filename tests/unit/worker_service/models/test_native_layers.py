@@ -21,17 +21,18 @@ from worker_service.parallel.groups import Ranks
 CPU = torch.device("cpu")
 NUM_LAYERS, BLOCK_SIZE = 3, 4
 
-# A prompt's part and two decodes, then three decodes.
+# A prompt's part, longer than a linear layer takes at once, and two decodes; then three decodes.
+PROMPT_BLOCKS, PROMPT_LEN = list(range(1, 20)), 73
 STEPS = (
     [
-        Row(blocks=[1, 2, 3, 4], num_cached=0, num_tokens=13),
-        Row(blocks=[5], num_cached=0, num_tokens=1),
-        Row(blocks=[6], num_cached=0, num_tokens=1),
+        Row(blocks=PROMPT_BLOCKS, num_cached=0, num_tokens=PROMPT_LEN),
+        Row(blocks=[20], num_cached=0, num_tokens=1),
+        Row(blocks=[21], num_cached=0, num_tokens=1),
     ],
     [
-        Row(blocks=[1, 2, 3, 4], num_cached=13, num_tokens=1),
-        Row(blocks=[5], num_cached=1, num_tokens=1),
-        Row(blocks=[6], num_cached=1, num_tokens=1),
+        Row(blocks=PROMPT_BLOCKS, num_cached=PROMPT_LEN, num_tokens=1),
+        Row(blocks=[20], num_cached=1, num_tokens=1),
+        Row(blocks=[21], num_cached=1, num_tokens=1),
     ],
 )
 
@@ -59,7 +60,7 @@ def run(model: DecoderModel, *, backend: str = "cpu") -> list[Tensor]:
         num_layers=NUM_LAYERS,
         num_kv_heads=2,
         head_size=16,
-        num_blocks=7,
+        num_blocks=22,
         block_size=BLOCK_SIZE,
         dtype=torch.bfloat16,
     )
@@ -83,10 +84,19 @@ def run(model: DecoderModel, *, backend: str = "cpu") -> list[Tensor]:
     ],
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_one_call_gives_the_same_bits(tmp_path: Path, isa: Isa, quantization: str, *, bias: bool):
-    """Hidden states and cache are equal to the last bit, for prompts and decodes."""
+@pytest.mark.parametrize("intermediate", [96, 128])
+def test_one_call_gives_the_same_bits(
+    tmp_path: Path, isa: Isa, quantization: str, intermediate: int, *, bias: bool
+):
+    """Hidden states and cache are equal to the last bit; 96 are whole blocks of gates, 128 are not."""
     with native_isa(isa, num_threads=2):
-        folder = write_tiny_llama(tmp_path, num_layers=NUM_LAYERS, bias=bias, dtype=torch.bfloat16)
+        folder = write_tiny_llama(
+            tmp_path,
+            num_layers=NUM_LAYERS,
+            intermediate=intermediate,
+            bias=bias,
+            dtype=torch.bfloat16,
+        )
         model = load(folder, dtype=torch.bfloat16, quantization=quantization)
         assert model.native_layers is not None
         at_once = run(model)

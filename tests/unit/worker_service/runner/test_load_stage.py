@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from common.errors import InvalidRequest
+from tests.fakes.native_isa import native_isa
 from tests.fakes.paged_steps import Row, row_positions, small_cache, step_metadata
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 from tests.fakes.worker_setup import load_request
@@ -15,6 +16,7 @@ from worker_service.attention.backend import Attend
 from worker_service.attention.torch_backend import TorchBackend
 from worker_service.kernels.int4_weight import quantize_int4
 from worker_service.kernels.int8_weight import quantize_int8
+from worker_service.kernels.native import Isa
 from worker_service.kernels.packed_weight import PlainWeight, quantizations
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.layers.linear import ColumnLinear, RowLinear
@@ -132,3 +134,17 @@ def test_only_a_cpu_holds_quantized_weights(tmp_path: Path):
     request = replace(load_request(str(folder)), quantization="int8")
     with pytest.raises(InvalidRequest, match="computes on meta and cannot hold weights as int8"):
         load_stage(folder, request, device=torch.device("meta"))
+
+
+def test_torch_leaves_the_cores_to_the_kernels(tmp_path: Path):
+    """A stage that kernels compute leaves torch one thread; one that torch computes has them again."""
+    folder = write_tiny_llama(tmp_path, dtype=torch.bfloat16)
+    with native_isa(Isa.AVX2, num_threads=1) as kernels:
+        torch.set_num_threads(2)
+        try:
+            load(folder, "none", dtype="bfloat16")
+            assert (torch.get_num_threads(), kernels.num_threads()) == (1, 2)
+            load(folder, "none", dtype="float32")
+            assert (torch.get_num_threads(), kernels.num_threads()) == (2, 2)
+        finally:
+            torch.set_num_threads(1)
