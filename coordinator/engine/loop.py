@@ -164,6 +164,17 @@ class EngineLoop:
             stream = self._drop(handle)
             stream.put(TokenDelta(finish_reason=FinishReason.ABORT))
 
+    async def reset_prefix_cache(self, seconds: float) -> bool:
+        """Empty the prefix cache once no request is open; False when one is for so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._open:
+                    await self._is_empty.wait()
+        except TimeoutError:
+            return False
+        self._scheduler.forget_prefixes()
+        return True
+
     def stop(self, error: BaseException) -> None:
         """Serve no more: every open stream ends with this error, as Unavailable, and so does every later submit."""
         if self.is_stopped:

@@ -111,6 +111,11 @@ class Scheduler:
         # The next generation's workers may have other keys and values in their blocks, or none.
         self._allocator.forget_prefixes()
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        assert not self._sequences, "blocks of a sequence are published once they are full"
+        self._allocator.forget_prefixes()
+
     def state_digest(self) -> bytes:
         """What workers must answer once they have run every step planned so far and no other."""
         return self._planner.state_digest(self._running.values())
