@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.errors import ConfigError
+from common.plaintext import check_plaintext
 
 NO_QUANTIZATION = "none"
 QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
@@ -224,14 +225,23 @@ class ServeConfig:
     http_host: str = setting("127.0.0.1", "interface of both ports")
     grpc_port: int = setting(50050, "gRPC port (0: any free one)")
     http_port: int = setting(8000, "HTTP port (0: any free one, -1: none)")
+    allow_plaintext: bool = setting(
+        default=False, help_text="listen beyond loopback although nothing is encrypted"
+    )
     drain_timeout: float = setting(30.0, "seconds running requests get after SIGTERM")
+    metrics_listen: str | None = setting(
+        None, "HOST:PORT of a port for metrics alone, beside /metrics of the HTTP port"
+    )
 
     def __post_init__(self) -> None:
+        if self.metrics_listen is not None:
+            split_address("metrics_listen", self.metrics_listen)
         for name, port in (("grpc_port", self.grpc_port), ("http_port", self.http_port)):
             if not -1 <= port <= 65535:
                 raise ConfigError(f"{name} must be a port number, not {port}")
         if self.grpc_port < 0:
             raise ConfigError("grpc_port cannot be turned off")
+        check_plaintext(is_allowed=self.allow_plaintext, http_host=self.http_host)
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
 
@@ -262,15 +272,28 @@ class WorkerConfig:
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     threads: int | None = setting(None, "compute threads (default: all cores)")
     model: str | None = setting(None, "folder or name to load instead of the coordinator's")
+    allow_plaintext: bool = setting(
+        default=False, help_text="listen beyond loopback although nothing is encrypted"
+    )
     drain_timeout: float = setting(30.0, "seconds a worker goes on serving after SIGTERM")
     hang_exit: float = setting(60.0, "seconds a worker may be stuck in a step before it exits")
+    metrics_listen: str | None = setting(
+        None, "HOST:PORT where Prometheus reads this worker's metrics over HTTP (default: nowhere)"
+    )
 
     def __post_init__(self) -> None:
         split_address("listen", self.listen)
+        if self.metrics_listen is not None:
+            split_address("metrics_listen", self.metrics_listen)
         if self.advertise is not None:
             split_address("advertise", self.advertise)
         if self.tensor_listen is not None:
             split_address("tensor_listen", self.tensor_listen)
+        check_plaintext(
+            is_allowed=self.allow_plaintext,
+            listen=split_address("listen", self.listen)[0],
+            tensor_listen=self.tensor_bind[0],
+        )
         _at_least(1, threads=self.threads)
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")

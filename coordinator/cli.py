@@ -26,7 +26,7 @@ from common.model_folder import (
     resolve_model,
 )
 from coordinator.client_commands import generate, probe, status
-from coordinator.options import config_options
+from coordinator.options import config_options, given_flags
 
 if TYPE_CHECKING:
     from coordinator.app import Serving
@@ -124,10 +124,9 @@ def worker(**flags: Any) -> NoReturn:
     \b
     Examples:
       stepwire worker --listen 127.0.0.1:50061
-      stepwire worker --listen 0.0.0.0:50061 --advertise node-1:50061 --device cuda:0
+      stepwire worker --listen 10.0.0.1:50061 --allow-plaintext --device cuda:0
     """
-    given = {name.replace("_", "-"): value for name, value in flags.items() if value is not None}
-    _run_worker_service("worker", *(f"--{name}={value}" for name, value in given.items()))
+    _run_worker_service("worker", *given_flags(flags))
 
 
 @stepwire.group(no_args_is_help=False)

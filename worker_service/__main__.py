@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import sys
+from argparse import BooleanOptionalAction
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     for spec in flag_specs(WorkerConfig):
         # No argparse default: an absent flag leaves the value to environment and file.
+        if spec.type is bool:
+            parser.add_argument(
+                f"--{spec.name}", action=BooleanOptionalAction, default=None, help=spec.help
+            )
+            continue
         shown = "" if spec.default is None else f" (default: {spec.default})"
         parser.add_argument(f"--{spec.name}", type=spec.type, help=spec.help + shown)
     parser.add_argument("--config", type=Path, help="TOML file with a [worker] table")
@@ -89,6 +95,8 @@ def _print_ready(ready: "Ready") -> None:
         "tensor_endpoint": ready.tensor_endpoint,
         "incarnation": ready.incarnation,
     }
+    if ready.metrics_address:
+        line["metrics_address"] = ready.metrics_address
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
