@@ -78,6 +78,25 @@ class MetricsListener:
         return answer if method == b"GET" else answer[: -len(body)]
 
 
+class NoMetricsListener:
+    """Listens nowhere."""
+
+    address = ""
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+
+def metrics_listener(
+    address: str | None, registry: CollectorRegistry
+) -> MetricsListener | NoMetricsListener:
+    """The listener at HOST:PORT, or the one that listens nowhere."""
+    return NoMetricsListener() if address is None else MetricsListener(address, registry)
+
+
 def _response(status: str, body: bytes, *, content_type: str = "text/plain") -> bytes:
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"

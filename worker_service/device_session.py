@@ -37,6 +37,7 @@ from common.worker_api import (
     MemoryBudget,
     MemoryReport,
     Peer,
+    Rank,
     WorkerActivity,
     WorkerInfo,
 )
@@ -100,6 +101,12 @@ class DeviceSession:
     def epoch(self) -> int:
         """Epoch of the coordinator that commands, 0 for none; safe from any thread."""
         return self._claim.epoch
+
+    @property
+    def rank(self) -> Rank | None:
+        """The place whose parameters are held, None before any are; safe from any thread."""
+        held = self._held
+        return None if held is None else held.request.rank
 
     def describe(self) -> WorkerInfo:
         """Say what the process is; safe from any thread."""

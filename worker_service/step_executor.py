@@ -84,6 +84,7 @@ class StepExecutor:
             timings = StepTimings(
                 compute_start_ns=started_ns, compute_end_ns=self._clock.monotonic_ns()
             )
+            self._board.step_times.note_sample(timings)
             return replace(sampled, timings=timings)
 
     def execute_and_sample(self, request: ExecuteModel) -> ExecuteResult:
@@ -105,6 +106,9 @@ class StepExecutor:
             compute_start_ns=inputs.received_ns or started_ns,
             compute_end_ns=self._clock.monotonic_ns(),
             wait_input_ns=inputs.wait_ns or 0,
+        )
+        self._board.step_times.note_execute(
+            self._forward_timings, has_waited=inputs.wait_ns is not None
         )
         return result
 

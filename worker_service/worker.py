@@ -26,6 +26,7 @@ from common.worker_api import (
     MemoryBudget,
     MemoryReport,
     Peer,
+    Rank,
     WorkerActivity,
     WorkerInfo,
 )
@@ -91,6 +92,15 @@ class Worker:
     def epoch(self) -> int:
         """Epoch of the coordinator that commands the worker, 0 when none does."""
         return self._session.epoch
+
+    @property
+    def rank(self) -> Rank | None:
+        """The place whose parameters are held, None before any are."""
+        return self._session.rank
+
+    def activity(self) -> WorkerActivity:
+        """What the worker is doing now."""
+        return self._session.activity()
 
     @property
     def board(self) -> PhaseBoard:

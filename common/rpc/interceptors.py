@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
+from common.call_times import CallTimes
 from common.clock import Clock, SystemClock
 from common.errors import ServiceError
 from common.logs import bind_log_context, get_logger
@@ -38,8 +39,10 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
     told to the client as INTERNAL. Handlers are coroutines or async generators.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, calls: CallTimes | None = None) -> None:
+        """Note the duration of every call in calls."""
         self._clock = clock or SystemClock()
+        self._calls = calls or CallTimes()
 
     async def intercept_service(
         self,
@@ -101,11 +104,13 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
             bug = ServiceError(f"internal error: {type(error).__name__}: {error}")
             await context.abort(*to_status(bug), to_metadata(bug))
         finally:
+            seconds = self._clock.monotonic() - started
+            self._calls.note(details.method.lstrip("/"), outcome=outcome, seconds=seconds)
             logger.debug(
                 "rpc ended",
                 extra={
                     "method": details.method,
                     "outcome": outcome,
-                    "seconds": round(self._clock.monotonic() - started, 6),
+                    "seconds": round(seconds, 6),
                 },
             )
