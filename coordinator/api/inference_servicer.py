@@ -14,9 +14,11 @@ from coordinator.engine.generation import (
     ChatTurn,
     GenerationInput,
     PositionLogprobs,
+    Prompt,
     TextDelta,
     TokenLogprob,
 )
+from coordinator.engine.limits import check_logit_bias
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -38,10 +40,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncGenerator[pb.GenerateResponse]:
-        """Stream the output of one request."""
+        """Stream the outputs of one request."""
+        check_logit_bias(len(request.logit_bias))
         asked = decode_generate(request)
-        async with await self._gate.engine.generate(asked) as stream:
-            async for delta in stream:
+        async with await self._gate.engine.generate(asked) as outputs:
+            async for delta in outputs:
                 yield encode_delta(asked.request_id, delta)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
@@ -66,7 +69,8 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
     return GenerationInput(
         request_id=request.request_id or f"gen-{uuid.uuid4().hex}",
         model=request.model,
-        prompt=_prompt(request),
+        prompts=(_prompt(request),),
+        n=_optional(request, "n"),
         max_tokens=_optional(request, "max_tokens"),
         temperature=_optional(request, "temperature"),
         top_k=_optional(request, "top_k"),
@@ -82,9 +86,10 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
 
 
 def encode_delta(request_id: str, delta: TextDelta) -> pb.GenerateResponse:
-    """One response; usage stands on the last one only."""
+    """One response; usage stands on the last one of each output only."""
     response = pb.GenerateResponse(
         request_id=request_id,
+        index=delta.index,
         text=delta.text,
         token_ids=delta.token_ids,
         logprobs=[_encode_position(position) for position in delta.logprobs or ()],
@@ -97,7 +102,7 @@ def encode_delta(request_id: str, delta: TextDelta) -> pb.GenerateResponse:
     return response
 
 
-def _prompt(request: pb.GenerateRequest) -> str | tuple[int, ...] | tuple[ChatTurn, ...]:
+def _prompt(request: pb.GenerateRequest) -> Prompt:
     match request.WhichOneof("prompt"):
         case "token_ids":
             return tuple(request.token_ids.ids)

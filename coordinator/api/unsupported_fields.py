@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.errors import InvalidRequest
+from coordinator.engine.limits import check_logit_bias
 
 logger = logging.getLogger(__name__)
 
 NOTHING: tuple[Any, ...] = (None,)
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
-    "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
     "repetition_penalty": (None, 1),
@@ -70,7 +69,9 @@ class UnknownFields:
         Raises InvalidRequest naming the field.
         """
         for name, value in extra.items():
-            if name in NEUTRAL_VALUES:
+            if name == "logit_bias":
+                check_logit_bias(len(value) if isinstance(value, dict) else int(value is not None))
+            elif name in NEUTRAL_VALUES:
                 _check_neutral(name, value)
             elif name not in HARMLESS_FIELDS:
                 self.count_by_name[name] += 1

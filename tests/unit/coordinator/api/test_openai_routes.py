@@ -198,7 +198,8 @@ REFUSED = [
     ("completions", {"prompt": "x", "max_tokens": True}, "max_tokens"),
     ("completions", {"prompt": ""}, "prompt"),
     ("completions", {"prompt": []}, "prompt"),
-    ("completions", {"prompt": ["a", "b"]}, "prompt"),
+    ("completions", {"prompt": ["a", ""]}, "prompt"),
+    ("completions", {"prompt": ["a", 1]}, "prompt"),
     ("completions", {"prompt": {"a": 1}}, "prompt"),
     ("completions", {"prompt": [1, 300]}, "prompt"),
     ("completions", {"prompt": "x" * 64}, "prompt"),
@@ -206,7 +207,9 @@ REFUSED = [
     ("completions", {"prompt": "x", "logprobs": 21}, "logprobs"),
     ("completions", {"prompt": "x", "stop": [""]}, "stop"),
     ("completions", {"prompt": "x", "stop": 7}, "stop"),
-    ("completions", {"prompt": "x", "n": 2}, "n"),
+    ("completions", {"prompt": "x", "n": 0}, "n"),
+    ("completions", {"prompt": "x", "n": 129}, "n"),
+    ("completions", {"prompt": ["x"] * 1025}, "prompt"),
     ("completions", {"prompt": "x", "best_of": 2}, "best_of"),
     ("completions", {"prompt": "x", "echo": True}, "echo"),
     ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
@@ -219,6 +222,7 @@ REFUSED = [
     ("chat/completions", HELLO | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ("chat/completions", HELLO | {"top_logprobs": 2}, "top_logprobs"),
     ("chat/completions", {"messages": []}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x" * 64}]}, "messages"),
     ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "messages"),
     ("chat/completions", {"messages": [{"role": "user"}]}, "messages"),
     (
@@ -280,7 +284,7 @@ async def test_an_unknown_route_answers_in_the_same_shape(served, path, status):
 async def test_another_model_is_404(served):
     """A model that is not served is named."""
     response = await served.post("completions", model="huge", prompt="x")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(("error", "status"), [(Overloaded("full"), 429), (Unavailable("x"), 503)])

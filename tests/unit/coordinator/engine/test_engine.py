@@ -26,7 +26,7 @@ def engine_on(loop: ScriptedLoop) -> Engine:
 
 def asked(prompt="hi", **options) -> GenerationInput:
     """A request with the id "r"."""
-    return GenerationInput(request_id="r", prompt=prompt, **options)
+    return GenerationInput(**({"request_id": "r", "prompts": (prompt,)} | options))
 
 
 async def answer(loop: ScriptedLoop, request: GenerationInput) -> list[TextDelta]:
