@@ -178,6 +178,9 @@ class Replica:
             num_cached_tokens=self._scheduler.counters.num_cached_tokens,
             num_generated_tokens=self._scheduler.counters.num_generated_tokens,
             num_preemptions=self._scheduler.counters.num_preemptions,
+            block_size=self._config.cache.block_size,
+            max_num_seqs=self._scheduler.config.sequence_limit,
+            num_waiting_tokens=self._scheduler.num_waiting_tokens,
         )
 
     async def _release(self) -> None:

@@ -82,6 +82,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of the sequences that wait; what is cached of them is not looked up."""
+        return sum(sequence.num_tokens for sequence in self._waiting)
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold blocks."""
         return len(self._running)
