@@ -15,6 +15,8 @@ from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import add_reflection, bind, build_server
 from common.tasks import TaskSupervisor
 from coordinator.api.cluster_servicer import ClusterServicer
+from coordinator.api.console_feed import ConsoleFeed
+from coordinator.api.console_routes import ConsoleRoutes
 from coordinator.api.http_server import HttpServer
 from coordinator.api.inference_servicer import InferenceServicer
 from coordinator.api.metrics import CoordinatorMetrics, MetricsRoute
@@ -52,6 +54,8 @@ class Front:
             CoordinatorMetrics(read_status=read_status, read_ended=lambda: gate.num_ended)
         )
         self._http_app.include_router(MetricsRoute(registry).router())
+        self._console = ConsoleFeed(read_status, version=version, clock=clock)
+        self._http_app.include_router(ConsoleRoutes(self._console).router())
         self._http: HttpServer | None = None
         self._http_task: asyncio.Task[None] | None = None
         self.grpc_address = ""
@@ -76,9 +80,11 @@ class Front:
         await self._server.start()
         if self._http is not None:
             self._http_task = tasks.start("http server", self._http.serve())
+            tasks.start("console feed", self._console.run())
 
     async def stop(self) -> None:
         """Let answers that are being written end, then close both ports."""
+        self._console.close()
         if self._http is not None:
             self._http.stop()
         await self._server.stop(GRACE_SECONDS)
