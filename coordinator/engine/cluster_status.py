@@ -72,15 +72,3 @@ class ClusterStatus:
 def plain_status(status: ClusterStatus) -> dict[str, Any]:
     """The fields by name, in values that JSON has."""
     return asdict(status) | {"phase": status.phase.value}
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV cache blocks that requests hold; 0 before there are blocks."""
-        return (
-            (self.num_blocks - self.num_free_blocks) / self.num_blocks if self.num_blocks else 0.0
-        )
-
-
-def plain_status(status: ClusterStatus) -> dict[str, Any]:
-    """The fields by name, in values that JSON has."""
-    return asdict(status) | {"phase": status.phase.value}
