@@ -24,7 +24,7 @@ from prometheus_client.utils import (
 from common.distribution import Distribution
 
 State = TypeVar("State")
-Samples = Mapping[tuple[str, ...], float] | Mapping[tuple[str, ...], Distribution]
+Samples = Mapping[tuple[str, ...], float | Distribution]
 """Values by the values of their labels."""
 
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -108,11 +108,6 @@ def new_registry(*collectors: Collector) -> CollectorRegistry:
         registry.register(collector)
     ProcessCollector(registry=registry)
     return registry
-
-
-def single(value: float) -> Samples:
-    """The samples of a metric without labels."""
-    return {(): value}
 
 
 def _buckets(values: Distribution) -> list[tuple[str, float]]:

@@ -17,7 +17,8 @@ from coordinator.api.front import Front
 from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.engine.engine import Engine
 from coordinator.engine.gate import EngineGate
-from coordinator.engine.generation import ServedModel
+from coordinator.engine.generation import MAX_SEQUENCES, ServedModel
+from coordinator.engine.measures import Measures
 from coordinator.engine.replica import Replica
 from coordinator.executors.launch import worker_fleet
 from coordinator.executors.topology import WorkerTopology
@@ -68,6 +69,7 @@ class Coordinator:
         self._health.set(INFERENCE, serving=False)
         self._gate = EngineGate()
         self._model_name = config.model.served_model_name or config.model.model
+        self._measures = Measures()
         self._replica: Replica | None = None
         self._replica_task: asyncio.Task[None] | None = None
         self.front = Front(
@@ -75,6 +77,7 @@ class Coordinator:
             gate=self._gate,
             health=self._health,
             read_status=self.status,
+            measures=self._measures,
             version=version("stepwire"),
             clock=clock,
         )
@@ -110,6 +113,7 @@ class Coordinator:
             folder,
             fleet=worker_fleet(self._config),
             clock=self._clock,
+            measures=self._measures,
             on_serving_changed=self._serving_changed,
         )
         # Read while the workers start, which takes longer; what fails first ends both.
@@ -123,7 +127,7 @@ class Coordinator:
             starting.cancel()
             reading.cancel()
             await asyncio.gather(starting, reading, return_exceptions=True)
-        self._gate.open(self._engine(self._replica, folder, tokenizer))
+        self._gate.open(self._engine(self._replica, folder, tokenizer), model_folder=folder.path)
         self._replica_task = self._tasks.start("replica", self._replica.run())
         await self._replica.loop.wait_until_serving()
         # What stands now stands until the end: the collector need not look at it again.
@@ -136,8 +140,15 @@ class Coordinator:
             max_model_len=replica.max_sequence_len,
             vocab_size=folder.vocab_size,
             created=int(self._clock.unix_time()),
+            max_sequences=min(MAX_SEQUENCES, self._config.schedule.max_waiting),
         )
-        return Engine(model=model, tokenizer=tokenizer, loop=replica.loop)
+        return Engine(
+            model=model,
+            tokenizer=tokenizer,
+            loop=replica.loop,
+            clock=self._clock,
+            measures=self._measures,
+        )
 
     def _serving_changed(self, is_serving: bool) -> None:  # noqa: FBT001 - a state, told by value
         self._health.set(INFERENCE, is_serving)
@@ -155,6 +166,7 @@ class Coordinator:
                 "model": serving.model,
                 "grpc": serving.grpc_address,
                 "http": serving.http_url,
+                "metrics": self.front.metrics_address,
                 "stages": len(serving.workers),
             },
         )

@@ -64,6 +64,10 @@ class RequestMeasures:
             times.last_token = now
         self._note_between(now - last, num_alike)
 
+    def note_generated(self, count: int) -> None:
+        """A client was handed so many tokens."""
+        self.num_generated_tokens += count
+
     def note_ended(
         self, request: Request, times: RequestTimes, *, end: str, num_tokens: int, now: float
     ) -> None:

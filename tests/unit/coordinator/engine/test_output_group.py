@@ -9,6 +9,7 @@ from common.errors import AlreadyExists, Overloaded, Unavailable
 from common.requests import FinishReason, TokenDelta
 from coordinator.engine.engine import Engine
 from coordinator.engine.generation import GenerationInput, ServedModel
+from coordinator.engine.measures import Measures
 from coordinator.text.tokenizer import Tokenizer
 from tests.fakes.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
 from tests.fakes.scripted_loop import ScriptedLoop, deltas
@@ -16,9 +17,10 @@ from tests.fakes.scripted_loop import ScriptedLoop, deltas
 MODEL = ServedModel(name="tiny", max_model_len=64, vocab_size=VOCAB_SIZE, created=1)
 
 
-def engine_on(loop: ScriptedLoop) -> Engine:
+def engine_on(loop: ScriptedLoop, measures: Measures | None = None) -> Engine:
     """An engine of the byte tokenizer on a scripted loop."""
-    return Engine(model=MODEL, tokenizer=Tokenizer(byte_tokenizer(), template=None), loop=loop)
+    tokenizer = Tokenizer(byte_tokenizer(), template=None)
+    return Engine(model=MODEL, tokenizer=tokenizer, loop=loop, measures=measures)
 
 
 def asked(*prompts, **options) -> GenerationInput:
@@ -80,7 +82,8 @@ async def test_an_error_of_one_ends_all():
 async def test_a_reader_that_is_cancelled_frees_every_sequence():
     """Also before the first token of any output."""
     loop = ScriptedLoop()
-    engine = engine_on(loop)
+    measures = Measures()
+    engine = engine_on(loop, measures)
 
     async def read() -> None:
         async with await engine.generate(asked()) as outputs:
@@ -91,7 +94,7 @@ async def test_a_reader_that_is_cancelled_frees_every_sequence():
     reader.cancel()
     await asyncio.wait({reader})
     assert not loop.running
-    assert engine.num_ended == {"none": 2}
+    assert measures.requests.num_ended["abort"] == 2
 
 
 async def test_a_group_that_nobody_reads_is_freed():
@@ -131,14 +134,14 @@ async def test_a_queue_without_room_for_all_takes_none():
     class Narrow(ScriptedLoop):
         """Takes one request at a time."""
 
-        def submit(self, request):
+        def submit(self, request, times=None):
             if self.running:
                 raise Overloaded("full")
-            return super().submit(request)
+            return super().submit(request, times)
 
-    loop = Narrow()
-    engine = engine_on(loop)
+    loop, measures = Narrow(), Measures()
+    engine = engine_on(loop, measures)
     with pytest.raises(Overloaded):
         await engine.generate(asked())
     assert not loop.running
-    assert engine.num_ended == {}
+    assert measures.requests.num_ended.total() == 0
