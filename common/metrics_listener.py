@@ -42,9 +42,10 @@ class MetricsListener:
 
     async def stop(self) -> None:
         """Take no more connections, drop those that are open, and give the address back."""
-        self._socket.close()
+        # In this order: a server looks its socket up by a number that a closed one has lost.
         if self._server is not None:
             self._server.close()
+        self._socket.close()
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
