@@ -25,7 +25,8 @@ from tests.fakes.tiny_checkpoint import write_tiny_llama
 STORY = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me a story."}]}
 STORY |= {"max_tokens": 8, "temperature": 0}
 TEXT = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0}
-LONG = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+LONG_TOKENS = 2000
+LONG = {"max_tokens": LONG_TOKENS, "extra_body": {"ignore_eos": True}}
 NUM_RUNNING = 2
 LEAVING_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0
@@ -75,10 +76,15 @@ def wait_until(server: CoordinatorProcess, **expected: int) -> ClusterStatus:
     )
 
 
-def wait_until_idle(server: CoordinatorProcess) -> None:
+def wait_until_idle(server: CoordinatorProcess) -> ClusterStatus:
     """Wait until nothing waits or runs and every block is free."""
     status = wait_until(server, num_waiting=0, num_running=0)
-    wait_until(server, num_free_blocks=status.num_blocks)
+    return wait_until(server, num_free_blocks=status.num_blocks)
+
+
+def num_generated(before: ClusterStatus, after: ClusterStatus) -> int:
+    """Tokens between two moments: fewer than were asked for when a request was freed early."""
+    return after.num_generated_tokens - before.num_generated_tokens
 
 
 def test_chat(gateway, direct):
@@ -171,17 +177,19 @@ def test_what_is_not_built_is_a_bad_request(gateway):
 
 
 def test_leaving_a_stream_frees_the_blocks(gateway, server):
-    """A closed stream gives all blocks back long before its tokens would have ended."""
+    """A closed stream gives all blocks back before its tokens have ended."""
+    before = wait_until_idle(server)
     stream = gateway.completions.create(**TEXT | LONG, stream=True)
     next(iter(stream))
     wait_until(server, num_running=1)
     stream.close()
-    wait_until_idle(server)
+    assert num_generated(before, wait_until_idle(server)) < LONG_TOKENS
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_before_the_first_byte_frees_the_request(gateway, direct, server, stream):
     """A client that gives up while its request waits for its turn leaves nothing in the queue."""
+    before = wait_until_idle(server)
     holders = [
         direct.completions.create(**TEXT | LONG | {"prompt": text}, stream=True)
         for text in ("a", "b")
@@ -192,8 +200,10 @@ def test_leaving_before_the_first_byte_frees_the_request(gateway, direct, server
         left = pool.submit(gateway.completions.create, **options)
         wait_until(server, num_waiting=1)
         assert isinstance(left.exception(), openai.APITimeoutError)
-    wait_until(server, num_waiting=0)
-    assert server.client.status().num_running == NUM_RUNNING
+    freed = wait_until(server, num_waiting=0)
+    assert freed.num_running == NUM_RUNNING
+    # Had it waited for its turn, both who held its place would have had nearly all their tokens.
+    assert num_generated(before, freed) < 1.5 * LONG_TOKENS
     for holder in holders:
         holder.close()
     wait_until_idle(server)
@@ -201,8 +211,9 @@ def test_leaving_before_the_first_byte_frees_the_request(gateway, direct, server
 
 def test_leaving_an_answer_in_one_piece_frees_the_blocks(gateway, server):
     """A client that gives up on an answer that is not streamed ends its request."""
+    before = wait_until_idle(server)
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(gateway.completions.create, **TEXT | LONG, timeout=LEAVING_SECONDS)
         wait_until(server, num_running=1)
         assert isinstance(left.exception(), openai.APITimeoutError)
-    wait_until_idle(server)
+    assert num_generated(before, wait_until_idle(server)) < LONG_TOKENS
