@@ -29,6 +29,7 @@ class WorkerProcess:
         self.address = ""
         self.tensor_endpoint = ""
         self.incarnation = ""
+        self.metrics_address = ""
 
     def wait_until_ready(self) -> "WorkerProcess":
         """Read the ready line, which is the first one on stdout."""
@@ -38,6 +39,7 @@ class WorkerProcess:
         self.address = ready["address"]
         self.tensor_endpoint = ready["tensor_endpoint"]
         self.incarnation = ready["incarnation"]
+        self.metrics_address = ready.get("metrics_address", "")
         return self
 
     def send_signal(self, number: signal.Signals) -> None:
