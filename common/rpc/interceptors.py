@@ -3,13 +3,15 @@
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from common.call_times import CallTimes
 from common.clock import Clock, SystemClock
-from common.errors import ServiceError
+from common.errors import InvalidRequest, ServiceError
 from common.logs import bind_log_context, get_logger
 from common.rpc.status import to_metadata, to_status
 
@@ -30,6 +32,13 @@ _SHAPES: dict[tuple[bool, bool], tuple[str, Callable[..., MethodHandler]]] = {
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
     (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Undecodable:
+    """Stands for a request whose bytes are no message, for instance a text that is not UTF-8."""
+
+    complaint: str
 
 
 class ServiceInterceptor(grpc.aio.ServerInterceptor):
@@ -58,24 +67,25 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         behavior = cast("Behavior", getattr(handler, attribute))
         return factory(
             self._wrap(behavior, handler_call_details),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_decoder(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
     def _wrap(self, behavior: Behavior, details: grpc.HandlerCallDetails) -> Behavior:
         async def call(request: Any, context: Context) -> Any:
             async with self._guard(details, context):
+                _check_decoded(request)
                 return await behavior(request, context)
 
         async def stream(request: Any, context: Context) -> None:
             # Written from a coroutine, so that a client's leaving closes the generator at once
             # and not when it is collected.
-            async with (
-                self._guard(details, context),
-                aclosing(cast("AsyncGenerator[Any]", behavior(request, context))) as responses,
-            ):
-                async for response in responses:
-                    await context.write(response)
+            async with self._guard(details, context):
+                _check_decoded(request)
+                responses = cast("AsyncGenerator[Any]", behavior(request, context))
+                async with aclosing(responses):
+                    async for response in responses:
+                        await context.write(response)
 
         return stream if inspect.isasyncgenfunction(behavior) else call
 
@@ -114,3 +124,24 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
                     "seconds": round(seconds, 6),
                 },
             )
+
+
+def _decoder(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """The same, but what cannot be decoded goes to the handler: gRPC would call it a bug of ours."""
+    if deserialize is None:
+        return None
+
+    def decode(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except DecodeError as error:
+            return _Undecodable(complaint=str(error))
+
+    return decode
+
+
+def _check_decoded(request: Any) -> None:
+    if isinstance(request, _Undecodable):
+        raise InvalidRequest(
+            f"the request is not the message it should be, or a text in it is not UTF-8: {request.complaint}"
+        )

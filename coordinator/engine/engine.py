@@ -16,7 +16,7 @@ from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, Ser
 from coordinator.engine.measures import Measures
 from coordinator.engine.output_group import OutputGroup, Outputs
 from coordinator.engine.request_building import build_requests, sequence_ids
-from coordinator.engine.request_checks import check_input
+from coordinator.engine.request_checks import check_input, check_text_length
 from coordinator.engine.request_measures import ERROR
 from coordinator.engine.request_times import RequestTimes
 from coordinator.engine.text_stream import TextStream, TokenSource
@@ -186,6 +186,8 @@ class Engine:
         )
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        longest = self._tokenizer.max_token_characters
+        check_text_length(prompt, max_token_characters=longest, model=self._model)
         if isinstance(prompt, str):
             return await self._tokenizer.encode_text(prompt)
         if isinstance(prompt[0], ChatTurn):

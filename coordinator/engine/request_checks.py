@@ -6,7 +6,7 @@ worker sees the request.
 
 from collections.abc import Sequence
 
-from common.errors import InvalidRequest, ModelNotFound
+from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, ServedModel
 from coordinator.engine.limits import (
     MAX_MESSAGES,
@@ -66,6 +66,23 @@ def check_request_id(request_id: str) -> None:
         raise InvalidRequest(
             f"request_id must be visible ASCII characters without spaces, not {request_id!a}",
             param="request_id",
+        )
+
+
+def check_text_length(prompt: Prompt, *, max_token_characters: int, model: ServedModel) -> None:
+    """Refuse a text that cannot fit, however it is tokenized: tokenizing it would take seconds.
+
+    Raises ContextLengthExceeded. max_token_characters: of a text, at most, in one token.
+    """
+    parts = (prompt,) if isinstance(prompt, str) else prompt
+    texts = [part.content if isinstance(part, ChatTurn) else part for part in parts]
+    num_characters = sum(len(text) for text in texts if isinstance(text, str))
+    if num_characters > model.max_model_len * max_token_characters:
+        field = field_of(prompt)
+        raise ContextLengthExceeded(
+            f"{field} has {num_characters} characters, which are more than the "
+            f"{model.max_model_len - 1} tokens that the model takes at most",
+            param=field,
         )
 
 

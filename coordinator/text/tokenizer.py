@@ -36,6 +36,11 @@ class Tokenizer:
             raise ModelError(f"{path} cannot be read: {error}") from error
         return cls(file, template=_chat_template(folder))
 
+    @property
+    def max_token_characters(self) -> int:
+        """The most characters of a text that one token takes."""
+        return self._vocabulary.max_token_characters
+
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """Encode a plain prompt, with the special tokens the model's post-processor adds."""
         return await asyncio.to_thread(self._encode, text, add_special_tokens=True)

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from common.errors import InvalidRequest, ModelNotFound
+from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from coordinator.engine.generation import ChatTurn, GenerationInput, ServedModel
-from coordinator.engine.request_checks import check_input
+from coordinator.engine.request_checks import check_input, check_text_length
 
 MODEL = ServedModel(name="tiny", max_model_len=8, vocab_size=100, created=1, max_sequences=64)
 INFINITY = math.inf
@@ -90,3 +90,16 @@ def test_another_model_is_not_found():
     with pytest.raises(ModelNotFound, match="'tiny' is served") as caught:
         check_input(asked(model="huge"), model=MODEL)
     assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [("x" * 25, "prompt"), ((ChatTurn(role="user", content="x" * 13),) * 2, "messages")],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(prompt, field):
+    """Eight tokens of at most three characters hold 24."""
+    with pytest.raises(ContextLengthExceeded, match=field) as caught:
+        check_text_length(prompt, max_token_characters=3, model=MODEL)
+    assert caught.value.param == field
+    for fitting in ("x" * 24, (1,) * 100, (ChatTurn(role="user", content="x" * 12),) * 2):
+        check_text_length(fitting, max_token_characters=3, model=MODEL)
