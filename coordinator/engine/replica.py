@@ -310,7 +310,8 @@ class Replica:
 
     def _current_progress(self) -> Progress:
         if self._loop is not None and self._loop.is_draining:
-            detail = f"{self._loop.num_open} open requests"
+            num_open = self._loop.num_open
+            detail = f"{num_open} open request{'' if num_open == 1 else 's'}"
             return Progress(phase=ReplicaPhase.DRAINING, detail=detail)
         if self._loop is not None and self._loop.is_serving:
             return Progress(phase=ReplicaPhase.SERVING, detail="")
