@@ -22,13 +22,13 @@ UNREACHABLE_HUB = {"HF_ENDPOINT": f"http://{LOOPBACK}:9"}
 
 
 @contextmanager
-def smg_gateway(grpc_address: str, *, log: Path) -> Iterator[str]:
+def smg_gateway(grpc_address: str, *flags: str, log: Path) -> Iterator[str]:
     """Start a gateway that has one worker, the coordinator; yields its URL and kills it in the end."""
     port, metrics_port = _free_ports(2)
     arguments = ["--host", LOOPBACK, "--port", str(port), "--backend", "vllm"]
     arguments += ["--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
     arguments += ["--policy", "round_robin", "--worker-urls", f"grpc://{grpc_address}"]
-    arguments += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "5"]
+    arguments += ["--worker-startup-check-interval", "1", *flags]
     with log.open("w") as written:
         process = subprocess.Popen(
             [SMG, "launch", *arguments],
@@ -49,18 +49,22 @@ def smg_gateway(grpc_address: str, *, log: Path) -> Iterator[str]:
 def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     pause = threading.Event()
-    while not _has_a_model(url):
+    while not _answers(url):
         assert process.poll() is None, f"it ended instead: {log.read_text()[-2000:]}"
-        assert time.monotonic() < deadline, f"no model yet: {log.read_text()[-2000:]}"
+        assert time.monotonic() < deadline, f"no answer yet: {log.read_text()[-2000:]}"
         pause.wait(POLL_SECONDS)
 
 
-def _has_a_model(url: str) -> bool:
+def _answers(url: str) -> bool:
+    """Whether a request is answered; a model is listed before its tokenizer is read."""
     try:
-        answer = httpx.get(f"{url}/v1/models")
+        models = httpx.get(f"{url}/v1/models")
+        if models.status_code != httpx.codes.OK or not models.json()["data"]:
+            return False
+        body = {"model": models.json()["data"][0]["id"], "prompt": "x", "max_tokens": 1}
+        return httpx.post(f"{url}/v1/completions", json=body).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
-    return answer.status_code == httpx.codes.OK and bool(answer.json()["data"])
 
 
 def _free_ports(count: int) -> list[int]:
