@@ -1,8 +1,8 @@
 """The part of kustomize that deploy/kubernetes uses, since kustomize itself is not on PyPI.
 
-Builds a folder into its objects: `resources`, `patches` by strategic merge, `images`, and
-`configMapGenerator`, whose name gets no hash here. What it does not know it refuses, so that nothing
-is left out in silence.
+Builds a folder into its objects: `resources`, `patches` by strategic merge, `images`, `replicas`,
+`namespace`, and `configMapGenerator`, whose name gets no hash here. What it does not know it refuses,
+so that nothing is left out in silence.
 """
 
 from pathlib import Path
@@ -12,7 +12,10 @@ import yaml
 
 Object = dict[str, Any]
 
-KNOWN_KEYS = {"apiVersion", "kind", "resources", "patches", "images", "configMapGenerator"}
+KNOWN_KEYS = {
+    *("apiVersion", "kind", "namespace", "resources"),
+    *("patches", "images", "replicas", "configMapGenerator"),
+}
 KEY_BY_LIST = {"containers": "name", "initContainers": "name", "env": "name", "volumes": "name"}
 """Lists whose entries a patch changes one by one, and what names an entry."""
 
@@ -27,7 +30,8 @@ def build(folder: Path) -> list[Object]:
     objects = [
         each for name in kustomization.get("resources", ()) for each in _resource(folder / name)
     ]
-    objects += [_config_map(entry, folder) for entry in kustomization.get("configMapGenerator", ())]
+    for entry in kustomization.get("configMapGenerator", ()):
+        _generate(_config_map(entry, folder), objects, behavior=entry.get("behavior", "create"))
     for entry in kustomization.get("patches", ()):
         patch = yaml.safe_load((folder / entry["path"]).read_text())
         (target,) = [each for each in objects if _identity(each) == _identity(patch)]
@@ -36,6 +40,11 @@ def build(folder: Path) -> list[Object]:
         for container in containers(objects):
             if container["image"].partition(":")[0] == image["name"]:
                 container["image"] = f"{image.get('newName', image['name'])}:{image['newTag']}"
+    for entry in kustomization.get("replicas", ()):
+        one(objects, "StatefulSet", entry["name"])["spec"]["replicas"] = entry["count"]
+    for each in objects:
+        if "namespace" in kustomization:
+            each["metadata"]["namespace"] = kustomization["namespace"]
     return objects
 
 
@@ -78,6 +87,16 @@ def _config_map(entry: Object, folder: Path) -> Object:
         "metadata": {"name": entry["name"]},
         "data": {name: (folder / name).read_text() for name in entry["files"]},
     }
+
+
+def _generate(config_map: Object, objects: list[Object], *, behavior: str) -> None:
+    """Add a map, or put its data in the place of what one of the same name holds."""
+    if behavior == "create":
+        objects.append(config_map)
+        return
+    if behavior != "replace":
+        raise ValueError(f"the behavior {behavior!r} is not known here")
+    one(objects, "ConfigMap", config_map["metadata"]["name"])["data"] = config_map["data"]
 
 
 def _identity(each: Object) -> tuple[str, str, str]:

@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 
 def loopback_address(index: int) -> str:
     """An address that no other process of this machine is given here; 127.0.0.0/8 is all loopback."""
-    value = (os.getpid() << 2) + index
+    value = (os.getpid() << 3) + index
     return f"127.{value >> 16 & 255}.{value >> 8 & 255}.{value & 255}"
 
 
