@@ -66,6 +66,10 @@ class ModelConfig:
     max_model_len: int | None = setting(
         None, "longest prompt plus output, tokens (default: the model's)"
     )
+    wait_for_model: float = setting(
+        0.0,
+        "seconds to wait for a model that is not there yet, as while another process imports it",
+    )
     quantization: str = setting(
         NO_QUANTIZATION, "none, int8 or int4: form of the weights on CPU workers, made at load"
     )
@@ -74,6 +78,10 @@ class ModelConfig:
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _at_least(2, max_model_len=self.max_model_len)
+        if not self.wait_for_model >= 0:
+            raise ConfigError(
+                f"wait_for_model must be at least 0 seconds, not {self.wait_for_model}"
+            )
         if not self.model:
             raise ConfigError("model must not be empty")
 

@@ -110,6 +110,10 @@ class ModelError(ServiceError):
     grpc_status, http_status = StatusCode.FAILED_PRECONDITION, 500
 
 
+class ModelMissing(ModelError):
+    """There is no model at the place it was looked for, yet."""
+
+
 class WrongState(ServiceError):
     """The call is not legal in the worker's lifecycle state."""
 

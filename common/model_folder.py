@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from common.errors import ModelError
+from common.errors import ModelError, ModelMissing
 
 BUNDLED_MODELS = ("smollm2-135m",)
 """Names that `stepwire model import` can fetch without an account."""
@@ -56,7 +56,8 @@ def is_imported(folder: Path) -> bool:
 def resolve_model(model: str, *, cache: Path) -> Path:
     """Turn a bundled name, a folder or a hub id into a folder, downloading only a hub id.
 
-    Raises ModelError, in one line that says what to do, when there is none.
+    Raises ModelMissing, in one line that says what to do, when there is none, and ModelError when a
+    download fails.
     """
     if model in BUNDLED_MODELS:
         return _imported_folder(model, cache=cache)
@@ -66,7 +67,7 @@ def resolve_model(model: str, *, cache: Path) -> Path:
         return folder.resolve()
     if HUB_ID.fullmatch(model) and not model.startswith("."):
         return _download_from_hub(model)
-    raise ModelError(
+    raise ModelMissing(
         f"there is no model {model!r}: give a bundled name ({', '.join(BUNDLED_MODELS)}), "
         "an existing folder, or a hub id such as owner/name"
     )
@@ -96,7 +97,7 @@ def read_model_folder(path: Path) -> ModelFolder:
 def _imported_folder(name: str, *, cache: Path) -> Path:
     folder = bundled_folder(name, cache=cache)
     if not is_imported(folder):
-        raise ModelError(f"model {name} is not imported yet: run `stepwire model import {name}`")
+        raise ModelMissing(f"model {name} is not imported yet: run `stepwire model import {name}`")
     return folder
 
 

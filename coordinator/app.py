@@ -14,6 +14,7 @@ from common.health import INFERENCE, HealthBoard
 from common.model_folder import ModelFolder, read_model_folder, resolve_model
 from common.tasks import TaskSupervisor
 from coordinator.api.front import Front
+from coordinator.awaited_model import await_model
 from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.engine.engine import Engine
 from coordinator.engine.gate import EngineGate
@@ -70,6 +71,7 @@ class Coordinator:
         self._gate = EngineGate()
         self._model_name = config.model.served_model_name or config.model.model
         self._measures = Measures()
+        self._detail = "reading the model's folder"
         self._replica: Replica | None = None
         self._replica_task: asyncio.Task[None] | None = None
         self.front = Front(
@@ -102,11 +104,15 @@ class Coordinator:
     def status(self) -> ClusterStatus:
         """The topology and its state now."""
         if self._replica is None:
-            return ClusterStatus(model=self._model_name, detail="reading the model's folder")
+            return ClusterStatus(model=self._model_name, detail=self._detail)
         return self._replica.status(self._model_name)
 
     async def _start(self) -> None:
-        folder = await asyncio.to_thread(_find_model, self._config)
+        folder = await await_model(
+            lambda: asyncio.to_thread(_find_model, self._config),
+            patience=self._config.model.wait_for_model,
+            on_missing=self._note_missing,
+        )
         self._model_name = self._config.model.served_model_name or folder.name
         self._replica = Replica(
             self._config,
@@ -133,6 +139,12 @@ class Coordinator:
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+
+    def _note_missing(self, cause: str) -> None:
+        detail = f"waiting for the model: {cause}"
+        if detail != self._detail:
+            logger.info("replica waits", extra={"detail": detail})
+        self._detail = detail
 
     def _engine(self, replica: Replica, folder: ModelFolder, tokenizer: Tokenizer) -> Engine:
         model = ServedModel(

@@ -17,6 +17,7 @@ import click
 
 from common.config import CoordinatorConfig, WorkerConfig
 from common.config_loader import cache_folder, environment, load_config
+from common.early_end import end_on_sigterm
 from common.errors import ConfigError, Fenced, ServiceError
 from common.model_folder import (
     BUNDLED_DTYPES,
@@ -42,6 +43,7 @@ CACHE_OPTION = click.option(
 
 def main() -> NoReturn:
     """Run the console script."""
+    end_on_sigterm()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -2,7 +2,7 @@
 
 The one line on stdout is JSON and says where the worker is reached once it is; the log goes to
 stderr. Exit codes: 0 asked to end, 1 the device was lost, 2 a flag or setting cannot work, 70 the
-device is stuck.
+device is stuck, 143 asked to end before it was ready.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from common.config import WorkerConfig
 from common.config_loader import environment, flag_specs, load_config
+from common.early_end import end_on_sigterm
 from common.errors import ConfigError
 from common.logs import configure_logging
 
@@ -102,4 +103,5 @@ def _print_ready(ready: "Ready") -> None:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main(sys.argv[1:]))

@@ -39,6 +39,7 @@ ERROR_BY_NAME: dict[str, type[ServiceError]] = {
         errors.Cancelled,
         errors.CacheFull,
         errors.ModelError,
+        errors.ModelMissing,
         errors.WrongState,
         errors.TensorError,
         errors.StepRefused,

@@ -1,6 +1,7 @@
 """The command line: exit codes, one-line errors, and a server from start to end."""
 
 import json
+import os
 import re
 import resource
 import signal
@@ -183,6 +184,17 @@ def test_worker_refuses_wrong_settings(tmp_path: Path):
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: listen must be HOST:PORT")
+
+
+@pytest.mark.parametrize("command", ["worker", "up", "coordinator"])
+def test_sigterm_ends_what_is_still_starting(tmp_path: Path, command: str):
+    """SIGTERM is taken from the start, also by the first process of a container: the code is 143."""
+    settings = tmp_path / "settings.toml"
+    os.mkfifo(settings)
+    with running(tmp_path, command, "--config", str(settings)) as process, settings.open("w"):
+        # It has opened its settings and waits for what will never be written.
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
 
 
 @contextmanager
