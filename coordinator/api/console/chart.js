@@ -6,7 +6,7 @@ import { duration } from "./format.js";
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 300;
 const HEIGHT = 60;
-const WINDOW_SECONDS = 300;
+const LEAST_SECONDS = 60;
 
 /** A chart in `box`; `read` gives a sample's value, `tell` the value as text. */
 export class Chart {
@@ -36,6 +36,7 @@ export class Chart {
   draw(samples) {
     this._samples = samples;
     if (samples.length === 0) return;
+    this._seconds = Math.max(LEAST_SECONDS, samples.at(-1).at - samples[0].at);
     const peak = Math.max(...samples.map(this._read));
     const scale = (HEIGHT - 4) / Math.max(peak, 1e-9);
     const points = samples.map((sample) => [
@@ -57,7 +58,7 @@ export class Chart {
   }
 
   _x(sample) {
-    return WIDTH * (1 - (this._samples.at(-1).at - sample.at) / WINDOW_SECONDS);
+    return WIDTH * (1 - (this._samples.at(-1).at - sample.at) / this._seconds);
   }
 
   _point(event) {

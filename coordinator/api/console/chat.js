@@ -149,6 +149,8 @@ class Turn {
     this._body = element("div", "body");
     this._note = element("p", "note");
     this._isDue = false;
+    // What people write stays as they wrote it.
+    this._isPlain = role === "user";
     const speaker = element("p", "unseen", role === "user" ? "You" : "Model");
     this.element = element("div", `turn ${role}`, speaker, this._body, this._note);
     if (role === "assistant") this._body.append(element("span", "waiting"));
@@ -157,7 +159,7 @@ class Turn {
   show(text) {
     this._text = text;
     this._isDue = false;
-    this._body.replaceChildren(...render(text));
+    this._body.replaceChildren(...(this._isPlain ? [text] : render(text)));
   }
 
   /** Show with the next frame of the screen: tokens may come faster than that. */

@@ -38,7 +38,7 @@ function show(state) {
   setText(byId("totals"), totalsText(status));
   const { text, state: colour } = PHASES[status.phase];
   showPhase(text, colour);
-  showNotice(status.is_serving ? "" : status.detail, colour);
+  showNotice(status.is_serving ? "" : noticeText(status), colour);
   announce(last, status);
   last = status;
 }
@@ -56,6 +56,11 @@ function totalsText(status) {
     [status.num_preemptions, "preemption"],
   ];
   return bugs.filter(([number]) => number > 0).map((bug) => plural(...bug)).join(" · ");
+}
+
+/** What is being done, in the words of the coordinator. */
+function noticeText({ phase, detail }) {
+  return phase === "DRAINING" ? `Takes no new requests; ${detail}` : detail;
 }
 
 function showPhase(text, colour) {

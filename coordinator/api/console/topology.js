@@ -51,7 +51,8 @@ export class Topology {
       }
       this._cards.get(names[index]).show(worker, { status, numLayers });
     });
-    this._list.dataset.flowing = status.is_serving && status.num_running > 0;
+    const isFlowing = status.is_serving && status.num_running > 0;
+    this._list.dataset.links = isFlowing ? "flowing" : status.is_serving ? "idle" : "broken";
     this._empty.hidden = status.workers.length > 0;
   }
 }
@@ -94,7 +95,7 @@ class RankCard {
 }
 
 function doing(worker) {
-  if (!worker.phase) return worker.cause ? "gone" : "silent";
+  if (!worker.phase) return "–";
   const words = DOING[worker.phase] ?? worker.phase.toLowerCase();
   return worker.seconds_in_phase < 1 ? words : `${words} for ${duration(worker.seconds_in_phase)}`;
 }
