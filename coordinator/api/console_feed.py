@@ -13,7 +13,7 @@ from common.clock import Clock
 from common.errors import Overloaded
 from coordinator.api.event_stream import event
 from coordinator.engine.cluster_status import ClusterStatus, plain_status
-from coordinator.engine.load_history import LoadHistory
+from coordinator.engine.load_history import LoadHistory, LoadSample
 
 INTERVAL_SECONDS = 1.0
 NUM_REMEMBERED = 300
@@ -54,13 +54,7 @@ class ConsoleFeed:
         """Look at the state now and wake everyone who watches."""
         status = self._read_status()
         sample = self._history.note(status, at=self._clock.unix_time())
-        self._state = {
-            "version": self._version,
-            "status": plain_status(status),
-            "kv_usage": status.kv_usage,
-            "prefix_hit_ratio": status.prefix_hit_ratio,
-            "load": asdict(sample),
-        }
+        self._state = self._describe(status, sample)
         self._frame = None
         self._wake()
 
@@ -75,9 +69,10 @@ class ConsoleFeed:
         self.num_watchers -= 1
 
     async def frames(self) -> AsyncGenerator[bytes]:
-        """The state with its history, then each newer state, until closed."""
-        if self._state:
-            yield event(self._state | {"history": [asdict(past) for past in self._history.samples]})
+        """The state of this moment with the history, then that of each sample, until closed."""
+        if samples := self._history.samples:
+            state = self._describe(self._read_status(), samples[-1])
+            yield event(state | {"history": [asdict(sample) for sample in samples]})
         while not self._is_closed:
             await self._changed.wait()
             if not self._is_closed:
@@ -87,6 +82,15 @@ class ConsoleFeed:
         """End the frames of all watchers, so that their connections do not hold up the end."""
         self._is_closed = True
         self._wake()
+
+    def _describe(self, status: ClusterStatus, sample: LoadSample) -> dict[str, Any]:
+        return {
+            "version": self._version,
+            "status": plain_status(status),
+            "kv_usage": status.kv_usage,
+            "prefix_hit_ratio": status.prefix_hit_ratio,
+            "load": asdict(sample),
+        }
 
     def _newest_frame(self) -> bytes:
         """Written once for all, and only when somebody watches."""

@@ -48,14 +48,15 @@ async def next_while(frames: AsyncGenerator[bytes], watched: Watched, **changes:
 
 
 async def test_a_watcher_gets_the_state_with_its_history_and_then_what_is_new():
-    """The first event holds every sample so far, a later one only its own."""
+    """The first event is of this moment, with every sample so far; a later one holds only its own."""
     watched = Watched()
     watched.sample()
     watched.sample(num_generated_tokens=420)
+    watched.status = replace(watched.status, step=413)
     async with aclosing(watched.feed.frames()) as frames:
         first = read(await anext(frames))
         assert [sample["generated_rate"] for sample in first["history"]] == [0, 100]
-        assert first["version"] == "1.2.3"
+        assert (first["version"], first["status"]["step"]) == ("1.2.3", 413)
         assert first["status"]["phase"] == "WAITING"
         assert first["status"]["workers"][1]["cause"] == "killed by SIGKILL"
         assert first["prefix_hit_ratio"] == 0.25
