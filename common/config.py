@@ -54,6 +54,11 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _check_url(name: str, value: str | None) -> None:
+    if value is not None and not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name} must be a URL such as http://HOST:4317, not {value!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model is served, under which name, in which type, up to which length."""
@@ -240,10 +245,14 @@ class ServeConfig:
     metrics_listen: str | None = setting(
         None, "HOST:PORT of a port for metrics alone, beside /metrics of the HTTP port"
     )
+    otlp_traces_endpoint: str | None = setting(
+        None, "URL that OpenTelemetry spans are sent to over gRPC (needs the extra otel)"
+    )
 
     def __post_init__(self) -> None:
         if self.metrics_listen is not None:
             split_address("metrics_listen", self.metrics_listen)
+        _check_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
         for name, port in (("grpc_port", self.grpc_port), ("http_port", self.http_port)):
             if not -1 <= port <= 65535:
                 raise ConfigError(f"{name} must be a port number, not {port}")
@@ -288,11 +297,15 @@ class WorkerConfig:
     metrics_listen: str | None = setting(
         None, "HOST:PORT where Prometheus reads this worker's metrics over HTTP (default: nowhere)"
     )
+    otlp_traces_endpoint: str | None = setting(
+        None, "URL that OpenTelemetry spans are sent to over gRPC (needs the extra otel)"
+    )
 
     def __post_init__(self) -> None:
         split_address("listen", self.listen)
         if self.metrics_listen is not None:
             split_address("metrics_listen", self.metrics_listen)
+        _check_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
         if self.advertise is not None:
             split_address("advertise", self.advertise)
         if self.tensor_listen is not None:

@@ -13,6 +13,7 @@ from common.config_loader import cache_folder
 from common.health import INFERENCE, HealthBoard
 from common.model_folder import ModelFolder, read_model_folder, resolve_model
 from common.tasks import TaskSupervisor
+from common.tracing import make_tracer
 from coordinator.api.front import Front
 from coordinator.awaited_model import await_model
 from coordinator.engine.cluster_status import ClusterStatus
@@ -71,6 +72,9 @@ class Coordinator:
         self._gate = EngineGate()
         self._model_name = config.model.served_model_name or config.model.model
         self._measures = Measures()
+        self._tracer = make_tracer(
+            config.serve.otlp_traces_endpoint, service="stepwire-coordinator"
+        )
         self._detail = "reading the model's folder"
         self._replica: Replica | None = None
         self._replica_task: asyncio.Task[None] | None = None
@@ -100,6 +104,7 @@ class Coordinator:
             if self._replica is not None:
                 await self._replica.shutdown()
             await self.front.stop()
+            await asyncio.to_thread(self._tracer.close)
 
     def status(self) -> ClusterStatus:
         """The topology and its state now."""
@@ -160,6 +165,7 @@ class Coordinator:
             loop=replica.loop,
             clock=self._clock,
             measures=self._measures,
+            tracer=self._tracer,
         )
 
     def _serving_changed(self, is_serving: bool) -> None:  # noqa: FBT001 - a state, told by value

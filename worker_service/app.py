@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -13,7 +14,6 @@ from stepwire.v1 import worker_pb2
 from stepwire.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
 from common.call_times import CALL_METRICS, CallTimes
-from common.channels.channel import TensorChannels
 from common.channels.zmq_channel import ZmqChannels
 from common.clock import SystemClock
 from common.config import WorkerConfig, join_address, split_address
@@ -25,6 +25,7 @@ from common.metrics_listener import metrics_listener
 from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import add_reflection, bind, build_server
 from common.tasks import TaskSupervisor
+from common.tracing import make_tracer
 from worker_service.ending import Ending
 from worker_service.lifecycle import State
 from worker_service.metrics import WORKER_METRICS, read_worker_state
@@ -72,6 +73,8 @@ async def run_worker(
     async with AsyncExitStack() as held:
         channels = ZmqChannels(config.tensor_bind, config.tensor_advertise)
         held.callback(channels.close)
+        tracer = make_tracer(config.otlp_traces_endpoint, service="stepwire-worker")
+        held.push_async_callback(asyncio.to_thread, tracer.close)
         registry, calls = new_registry(), CallTimes()
         metrics = metrics_listener(config.metrics_listen, registry)
         held.push_async_callback(metrics.stop)
@@ -80,7 +83,8 @@ async def run_worker(
         readiness = Readiness(health)
         server = build_server(interceptors=[ServiceInterceptor(calls=calls)])
         port = bind(server, config.listen)
-        worker = _make_worker(config, channels, readiness, ending, make_runner)
+        make_worker = partial(Worker, config, channels, make_runner=make_runner, tracer=tracer)
+        worker = _make_worker(make_worker, readiness, ending)
         _add_services(server, worker, health)
         registry.register(TableCollector(CALL_METRICS, lambda: calls))
         registry.register(
@@ -109,11 +113,7 @@ async def run_worker(
 
 
 def _make_worker(
-    config: WorkerConfig,
-    channels: TensorChannels,
-    readiness: Readiness,
-    ending: Ending,
-    make_runner: Callable[..., ModelRunner],
+    make_worker: Callable[..., Worker], readiness: Readiness, ending: Ending
 ) -> Worker:
     def state_changed(state: State) -> None:
         readiness.state_changed(state)
@@ -126,7 +126,7 @@ def _make_worker(
         readiness.ended()
         ending.device_lost(str(error))
 
-    worker = Worker(config, channels, on_state=state_changed, make_runner=make_runner)
+    worker = make_worker(on_state=state_changed)
     worker.on_lost(lost)
     return worker
 

@@ -26,6 +26,7 @@ from common.step import (
 )
 from common.worker_api import ExecuteModel
 from worker_service.phase_board import PhaseBoard
+from worker_service.request_spans import RequestSpans
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.runner.stage_tensors import to_wire
 from worker_service.stage_links import StageLinks, TimedInputs
@@ -45,12 +46,15 @@ class StepExecutor:
         *,
         clock: Clock,
         board: PhaseBoard,
+        spans: RequestSpans | None = None,
     ) -> None:
         self._runner = runner
         self._guard = guard
         self._links = links
         self._clock = clock
         self._board = board
+        self._spans = spans or RequestSpans()
+        self._output: SchedulerOutput | None = None
         self._deadline: float | None = None
         self._forward_timings = StepTimings()
 
@@ -67,6 +71,8 @@ class StepExecutor:
         self._runner.validate(output)
         inputs = self._links.inputs(key, request.intermediate_tensors)
         self._deadline = request.deadline
+        self._output = output
+        self._spans.note_step(output)
         with self._running(key):
             result = self._run_forward(output, inputs)
             self._guard.executed(output.step_id, is_sample_due=result is None)
@@ -153,7 +159,11 @@ class StepExecutor:
             self._guard.fail(failure)
             logger.warning(
                 "step failed",
-                extra={"step": key.step_id.step, "cause": str(failure)},
+                extra={
+                    "step": key.step_id.step,
+                    "cause": str(failure),
+                    "trace_ids": self._spans.trace_ids(self._output) if self._output else [],
+                },
                 exc_info=not isinstance(error, Cancelled),
             )
             raise failure from error

@@ -14,6 +14,7 @@ from common.clock import Clock, SystemClock
 from common.config import WorkerConfig
 from common.errors import ServiceError, WorkerLost
 from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
+from common.tracing import Tracer
 from common.worker_api import (
     Authority,
     BeginGeneration,
@@ -60,6 +61,7 @@ class Worker:
         clock: Clock | None = None,
         on_state: Callable[[State], None] = _ignore_state,
         make_runner: Callable[..., ModelRunner] = ModelRunner,
+        tracer: Tracer | None = None,
     ) -> None:
         self.address = ""
         self._loop = get_running_loop()
@@ -77,6 +79,7 @@ class Worker:
             on_state=lambda state: self._call_on_loop(self._report_state, state),
             on_over=self._report_over,
             make_runner=make_runner,
+            tracer=tracer,
         )
         self._gate = self._session.gate
         self._thread = DeviceThread(

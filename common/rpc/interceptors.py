@@ -14,6 +14,7 @@ from common.clock import Clock, SystemClock
 from common.errors import InvalidRequest, ServiceError
 from common.logs import bind_log_context, get_logger
 from common.rpc.status import to_metadata, to_status
+from common.trace_context import TraceContext, log_fields, read_trace_context
 
 REQUEST_ID_KEY = "x-request-id"
 
@@ -39,6 +40,11 @@ class _Undecodable:
     """Stands for a request whose bytes are no message, for instance a text that is not UTF-8."""
 
     complaint: str
+
+
+def trace_of(context: Context) -> TraceContext | None:
+    """The client's span, if the metadata of a call names one."""
+    return read_trace_context(dict(context.invocation_metadata() or ()))
 
 
 class ServiceInterceptor(grpc.aio.ServerInterceptor):
@@ -93,10 +99,13 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
     async def _guard(
         self, details: grpc.HandlerCallDetails, context: Context
     ) -> AsyncGenerator[None]:
-        request_id = dict(details.invocation_metadata or ()).get(REQUEST_ID_KEY)
-        if request_id is not None:
+        metadata = dict(details.invocation_metadata or ())
+        request_id = metadata.get(REQUEST_ID_KEY)
+        fields = {} if request_id is None else {"request_id": str(request_id)}
+        fields |= log_fields(read_trace_context(metadata))
+        if fields:
             # Every call runs in a task of its own, so the binding ends with it.
-            bind_log_context(request_id=str(request_id))
+            bind_log_context(**fields)
         started = self._clock.monotonic()
         outcome = "CANCELLED"
         try:

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ from stepwire.v1 import inference_pb2 as pb
 from stepwire.v1 import inference_pb2_grpc
 
 from common.requests import FinishReason
+from common.rpc.interceptors import trace_of
 from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import (
     ChatTurn,
@@ -42,7 +44,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncGenerator[pb.GenerateResponse]:
         """Stream the outputs of one request."""
         check_logit_bias(len(request.logit_bias))
-        asked = decode_generate(request)
+        asked = replace(decode_generate(request), trace=trace_of(context))
         async with await self._gate.engine.generate(asked) as outputs:
             async for delta in outputs:
                 yield encode_delta(asked.request_id, delta)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -11,6 +12,7 @@ from starlette.exceptions import HTTPException
 from common.clock import Clock
 from common.errors import ModelNotFound, RequestTooLarge, ServiceError
 from common.rpc.server import MAX_REQUEST_BYTES
+from common.trace_context import read_trace_context
 from coordinator.api.body_limit import BodyLimit, UnreadBodyResponse
 from coordinator.api.event_stream import (
     DONE,
@@ -79,14 +81,14 @@ class OpenAIRoutes:
         """Continue texts or token ids."""
         body = await read_body(request, CompletionBody)
         self.unknown_fields.check(body.fields_without_model())
-        asked = body.to_input(request_id_of(request))
+        asked = _traced(body.to_input(request_id_of(request)), request)
         return await self._answer(request, body, asked, CompletionFormat(self._head(asked)))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await read_body(request, ChatBody)
         self.unknown_fields.check(body.fields_without_model())
-        asked = body.to_input(request_id_of(request))
+        asked = _traced(body.to_input(request_id_of(request)), request)
         return await self._answer(request, body, asked, ChatFormat(self._head(asked)))
 
     async def health(self) -> Response:
@@ -199,6 +201,11 @@ def _text_alone(text: str, index: int) -> TextDelta:
 def _is_worth_a_chunk(delta: TextDelta) -> bool:
     """Whether a delta says anything an OpenAI client can see; tokens without text do not."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)
+
+
+def _traced(asked: GenerationInput, request: Request) -> GenerationInput:
+    """With the client's span, if its headers name one."""
+    return replace(asked, trace=read_trace_context(request.headers))
 
 
 def _model_body(model: ServedModel) -> dict[str, Any]:

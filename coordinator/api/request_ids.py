@@ -8,6 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.logs import bind_log_context
+from common.trace_context import log_fields, read_trace_context
 
 HEADER = "X-Request-Id"
 STATE_KEY = "request_id"
@@ -27,10 +28,11 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
         prefix = self._prefixes.get(scope["path"], OTHER_PREFIX)
-        request_id = Headers(scope=scope).get(HEADER) or f"{prefix}{uuid.uuid4().hex}"
+        request_id = headers.get(HEADER) or f"{prefix}{uuid.uuid4().hex}"
         scope.setdefault("state", {})[STATE_KEY] = request_id
-        bind_log_context(request_id=request_id)
+        bind_log_context(request_id=request_id, **log_fields(read_trace_context(headers)))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -7,6 +7,7 @@ leaves a stream by Abort without ending the call, and ends a call that does not 
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from common.clock import Clock
 from common.errors import InvalidRequest, NotFound, Unimplemented
+from common.rpc.interceptors import trace_of
 from common.rpc.server import ProtoFile
 from coordinator.api.vllm_answers import encode_chunk, encode_complete
 from coordinator.api.vllm_load import GenerationRate, encode_loads
@@ -70,7 +72,7 @@ class VllmServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         """Stream the outputs of one request, or give each whole at the end."""
         self._last_request_at = self._clock.unix_time()
         engine = self._gate.engine
-        asked = decode_generate(request)
+        asked = replace(decode_generate(request), trace=trace_of(context))
         stop_token_ids = frozenset(asked.stop_token_ids)
         deltas_by_index: dict[int, list[TextDelta]] = defaultdict(list)
         async with await engine.generate(asked) as outputs:

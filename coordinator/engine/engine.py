@@ -7,17 +7,21 @@ as text.
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, cast
 
 from common.clock import Clock, SystemClock
 from common.errors import AlreadyExists, Cancelled, ServiceError
 from common.requests import FinishReason, Request
+from common.trace_context import log_fields
+from common.tracing import NoTracer, Tracer
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, ServedModel
 from coordinator.engine.measures import Measures
 from coordinator.engine.output_group import OutputGroup, Outputs
 from coordinator.engine.request_building import build_requests, sequence_ids
 from coordinator.engine.request_checks import check_input, check_text_length
 from coordinator.engine.request_measures import ERROR
+from coordinator.engine.request_span import SPAN_NAME, RequestSpan
 from coordinator.engine.request_times import RequestTimes
 from coordinator.engine.text_stream import TextStream, TokenSource
 from coordinator.text.output_text import OutputText
@@ -67,6 +71,7 @@ class Engine:
         draw_seed: Callable[[], int] = draw_seed,
         clock: Clock | None = None,
         measures: Measures | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Wire the parts; the loop runs elsewhere. measures is written to."""
         self._model = model
@@ -76,6 +81,7 @@ class Engine:
         self._claims: dict[str, _Claim] = {}
         self._clock = clock or SystemClock()
         self._measures = (measures or Measures()).requests
+        self._tracer = tracer or NoTracer()
 
     @property
     def is_serving(self) -> bool:
@@ -93,11 +99,14 @@ class Engine:
         then. A caller cancelled in here has submitted nothing.
         """
         arrived = self._clock.monotonic()
+        span = RequestSpan(self._tracer.start(SPAN_NAME, asked.trace, is_entry=True))
         try:
             check_input(asked, model=self._model)
-            return await self._generate(asked, arrived)
-        except ServiceError as error:
-            self._measures.num_refused[type(error).__name__] += 1
+            return await self._generate(replace(asked, trace=span.context), span, arrived)
+        except BaseException as error:
+            span.refuse(request_id=asked.request_id, cause=str(error) or type(error).__name__)
+            if isinstance(error, ServiceError):
+                self._measures.num_refused[type(error).__name__] += 1
             raise
 
     def abort(self, request_id: str) -> None:
@@ -116,16 +125,16 @@ class Engine:
         """Empty the prefix cache once no request is open; False when one is for so many seconds."""
         return await self._loop.reset_prefix_cache(seconds)
 
-    async def _generate(self, asked: GenerationInput, arrived: float) -> Outputs:
-        claim = self._claim(asked)
+    async def _generate(self, asked: GenerationInput, span: RequestSpan, arrived: float) -> Outputs:
+        claim = self._claim(asked, span)
         try:
             return await self._submit(asked, claim, arrived=arrived)
         except BaseException:
             self._release(claim)
             raise
 
-    def _claim(self, asked: GenerationInput) -> "_Claim":
-        claim = _Claim(asked.request_id, sequence_ids(asked))
+    def _claim(self, asked: GenerationInput, span: RequestSpan) -> "_Claim":
+        claim = _Claim(asked.request_id, sequence_ids(asked), span)
         for name in claim.names:
             if name in self._claims:
                 raise AlreadyExists(f"a request with the id {name!r} is running")
@@ -205,14 +214,16 @@ class Engine:
         self, claim: "_Claim", stream: TextStream, *, request: Request, times: RequestTimes
     ) -> None:
         claim.num_open -= 1
+        reason, num_tokens = _reason(stream), stream.num_generated_tokens
+        claim.span.note_output(request, times, num_tokens=num_tokens)
         if not claim.num_open:
             self._release(claim)
-        reason = _reason(stream)
+            claim.span.end(request_id=claim.request_id, model=self._model.name, end=reason)
         self._measures.note_ended(
             request,
             times,
             end=reason,
-            num_tokens=stream.num_generated_tokens,
+            num_tokens=num_tokens,
             now=self._clock.monotonic(),
         )
         logger.info(
@@ -220,7 +231,8 @@ class Engine:
             extra={
                 "request_id": claim.sequence_ids[stream.index],
                 "finish_reason": reason,
-                "generated_tokens": stream.num_generated_tokens,
+                "generated_tokens": num_tokens,
+                **log_fields(request.trace),
             },
         )
 
@@ -228,10 +240,11 @@ class Engine:
 class _Claim:
     """The right of one request to its id and its sequences', and whether the loop has them yet."""
 
-    __slots__ = ("is_submitted", "num_open", "request_id", "sequence_ids")
+    __slots__ = ("is_submitted", "num_open", "request_id", "sequence_ids", "span")
 
-    def __init__(self, request_id: str, sequence_ids: tuple[str, ...]) -> None:
+    def __init__(self, request_id: str, sequence_ids: tuple[str, ...], span: RequestSpan) -> None:
         self.request_id = request_id
+        self.span = span
         self.sequence_ids = sequence_ids
         self.num_open = len(sequence_ids)
         self.is_submitted = False
@@ -256,5 +269,6 @@ def _log_accepted(request: Request) -> None:
             "request_id": request.request_id,
             "prompt_tokens": len(request.prompt_token_ids),
             "max_tokens": request.stopping.max_tokens,
+            **log_fields(request.trace),
         },
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from common.requests import FinishReason
+from common.trace_context import TraceContext
 
 MAX_SEQUENCES = 1024
 """Most sequences of one request, whatever the queue holds."""
@@ -41,7 +42,7 @@ class GenerationInput:
     It asks for n outputs of each prompt; output c of prompt p has the index p * n + c, and the seed
     s + c when the seed s is given. model "" is the only one served. logprobs k: log-probabilities of
     the chosen token and of the k best. priority: the smaller, the sooner, where the scheduler has
-    priorities.
+    priorities. trace: the client's span, if it told one.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class GenerationInput:
     ignore_eos: bool = False
     logprobs: int | None = None
     priority: int | None = None
+    trace: TraceContext | None = None
 
     @property
     def num_choices(self) -> int:

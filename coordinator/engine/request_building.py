@@ -85,6 +85,7 @@ def _build(
             stop=asked.stop,
         ),
         priority=asked.priority or 0,
+        trace=asked.trace,
     )
 
 

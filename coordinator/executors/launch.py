@@ -12,7 +12,9 @@ def worker_fleet(config: CoordinatorConfig) -> WorkerFleet:
         case "uniproc":
             return InProcessFleet(cluster)
         case "local":
-            return LocalFleet(cluster)
+            endpoint = config.serve.otlp_traces_endpoint
+            flags = () if endpoint is None else (f"--otlp-traces-endpoint={endpoint}",)
+            return LocalFleet(cluster, more_flags=flags)
         case "remote":
             return RemoteFleet(cluster.workers)
         case kind:
