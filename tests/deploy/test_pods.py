@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.probe import ProbeExit
 from tests.fakes.kustomization import build, one, pods
-from tests.fakes.local_pods import Cluster, LocalPod, loopback_address
+from tests.fakes.local_container import loopback_address
+from tests.fakes.local_pods import Cluster, LocalPod
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -66,32 +67,44 @@ def _start(name: str, pod: dict, *, index: int, cluster: Cluster, started: ExitS
     return process
 
 
-def wait_until_passed(pod: LocalPod, kind: str) -> None:
-    """Run a probe again and again until it passes; fails when the process ends or takes too long."""
+def wait_until(pod: LocalPod, kind: str, expected: ProbeExit) -> None:
+    """Run a probe until it says so; fails when the process ends or it takes too long."""
     pause = threading.Event()
     for _ in range(int(STARTUP_SECONDS / PAUSE_SECONDS)):
-        if pod.probe(kind) is ProbeExit.SERVING:
+        if pod.probe(kind) is expected:
             return
         assert pod.process.poll() is None, pod.log()
         pause.wait(PAUSE_SECONDS)
-    raise AssertionError(f"{kind} never passed: {pod.log()}")
+    raise AssertionError(f"{kind} is never {expected.name}: {pod.log()}")
+
+
+def scrape(pod: LocalPod, *, workload: tuple[str, str], cluster: Cluster) -> str:
+    """What Prometheus reads at the port that the annotations of a pod name."""
+    template = one(cluster.objects, *workload)["spec"]["template"]
+    port = template["metadata"]["annotations"]["prometheus.io/port"]
+    answer = httpx.get(f"http://{pod.address}:{port}/metrics")
+    assert answer.status_code == 200
+    return answer.text
 
 
 def test_probes_from_start_to_end(cluster: Cluster, started: ExitStack):
-    """Workers are ready without a group, the coordinator with it; a chat is answered; SIGTERM ends all."""
+    """Workers are ready without a group, the coordinator only with it, and again once a lost one is back."""
     coordinator = start_coordinator(cluster=cluster, started=started)
-    wait_until_passed(coordinator, "startupProbe")
+    wait_until(coordinator, "startupProbe", ProbeExit.SERVING)
     assert coordinator.probe("livenessProbe") is ProbeExit.SERVING
     assert coordinator.probe("readinessProbe") is ProbeExit.UNHEALTHY
 
     first = start_worker(0, cluster=cluster, started=started)
-    wait_until_passed(first, "startupProbe")
+    wait_until(first, "startupProbe", ProbeExit.SERVING)
     assert first.probe("livenessProbe") is ProbeExit.SERVING
     assert first.probe("readinessProbe") is ProbeExit.SERVING
+    assert "stepwire_" in scrape(
+        first, workload=("StatefulSet", "stepwire-worker"), cluster=cluster
+    )
     assert coordinator.probe("readinessProbe") is ProbeExit.UNHEALTHY
 
-    last = start_worker(1, cluster=cluster, started=started)
-    wait_until_passed(coordinator, "readinessProbe")
+    lost = start_worker(1, cluster=cluster, started=started)
+    wait_until(coordinator, "readinessProbe", ProbeExit.SERVING)
     answer = httpx.post(
         f"http://{coordinator.address}:8000/v1/chat/completions",
         json={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4},
@@ -99,29 +112,21 @@ def test_probes_from_start_to_end(cluster: Cluster, started: ExitStack):
     )
     assert answer.status_code == 200, answer.text
     assert answer.json()["model"] == "smollm2-135m"
-    for pod in (first, last, coordinator):
-        assert pod.probe("livenessProbe") is ProbeExit.SERVING
-        assert pod.probe("readinessProbe") is ProbeExit.SERVING
+
+    assert "vllm:" in scrape(
+        coordinator, workload=("Deployment", "stepwire-coordinator"), cluster=cluster
+    )
+
+    lost.process.kill()
+    wait_until(coordinator, "readinessProbe", ProbeExit.UNHEALTHY)
+    assert coordinator.probe("livenessProbe") is ProbeExit.SERVING
+    last = start_worker(1, cluster=cluster, started=started)
+    wait_until(coordinator, "readinessProbe", ProbeExit.SERVING)
 
     everything = (first, last, coordinator)
     for pod in everything:
+        assert pod.probe("livenessProbe") is ProbeExit.SERVING
+        assert pod.probe("readinessProbe") is ProbeExit.SERVING
         pod.process.send_signal(signal.SIGTERM)
     for pod in everything:
         assert pod.process.wait(30) == 0, pod.log()
-
-
-def test_a_worker_that_went_makes_the_coordinator_unready(cluster: Cluster, started: ExitStack):
-    """A lost worker takes the coordinator out of its Service, and its successor puts it back."""
-    everything = [start_worker(index, cluster=cluster, started=started) for index in range(2)]
-    coordinator = start_coordinator(cluster=cluster, started=started)
-    wait_until_passed(coordinator, "readinessProbe")
-    everything[1].kill()
-    pause = threading.Event()
-    for _ in range(int(STARTUP_SECONDS / PAUSE_SECONDS)):
-        if coordinator.probe("readinessProbe") is ProbeExit.UNHEALTHY:
-            break
-        pause.wait(PAUSE_SECONDS)
-    assert coordinator.probe("readinessProbe") is ProbeExit.UNHEALTHY
-    assert coordinator.probe("livenessProbe") is ProbeExit.SERVING
-    start_worker(1, cluster=cluster, started=started)
-    wait_until_passed(coordinator, "readinessProbe")

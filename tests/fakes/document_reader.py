@@ -23,7 +23,7 @@ from common.config_loader import cache_folder, environment, load_config
 from coordinator.cli import stepwire
 from tests.fakes import kustomization
 from tests.fakes.code_blocks import THIS_MACHINE, CodeBlock, output_pattern
-from tests.fakes.local_pods import loopback_address
+from tests.fakes.local_container import loopback_address
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "kubernetes" / "base"
