@@ -26,7 +26,7 @@ from common.model_folder import (
     is_imported,
     resolve_model,
 )
-from coordinator.client_commands import generate, probe, status
+from coordinator.client_commands import chat, generate, probe, status
 from coordinator.options import config_options, given_flags
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def model_path(name: str, cache: Path | None) -> None:
 
 
 stepwire.add_command(generate)
+stepwire.add_command(chat)
 stepwire.add_command(probe)
 stepwire.add_command(status)
 
