@@ -28,6 +28,7 @@ from common.model_folder import (
 )
 from coordinator.client_commands import chat, generate, probe, status
 from coordinator.options import config_options, given_flags
+from coordinator.top_command import top
 
 if TYPE_CHECKING:
     from coordinator.app import Serving
@@ -180,6 +181,7 @@ stepwire.add_command(generate)
 stepwire.add_command(chat)
 stepwire.add_command(probe)
 stepwire.add_command(status)
+stepwire.add_command(top)
 
 
 def _coordinator_config(flags: dict[str, Any], *, default_executor: str) -> CoordinatorConfig:
