@@ -138,7 +138,7 @@ def model() -> None:
 
 
 @model.command("import")
-@click.argument("name")
+@click.argument("model")
 @click.option(
     "--dtype",
     type=click.Choice(BUNDLED_DTYPES),
@@ -146,21 +146,24 @@ def model() -> None:
     show_default=True,
     help="Type of the weights.",
 )
+@click.option("--name", help="Name of a .gguf file's model  [default: the file's]")
 @CACHE_OPTION
-def import_model(name: str, dtype: str, cache: Path | None) -> None:
-    """Fetch a bundled model (smollm2-135m), once; the last line on stdout is its folder.
+def import_model(model: str, dtype: str, name: str | None, cache: Path | None) -> None:
+    """Import a bundled model (smollm2-135m) or a .gguf file, once; the last line is its folder.
 
     \b
     Examples:
       stepwire model import smollm2-135m
       stepwire model import smollm2-135m --dtype float32 --cache /srv/models
+      stepwire model import ./my-llama.Q4_K_M.gguf && stepwire up --model my-llama.Q4_K_M
     """
     cache = cache or cache_folder()
-    folder = bundled_folder(name, cache=cache, dtype=dtype)
-    if name in BUNDLED_MODELS and is_imported(folder):
+    folder = bundled_folder(model, cache=cache, dtype=dtype)
+    if model in BUNDLED_MODELS and name is None and is_imported(folder):
         click.echo(str(folder))
         return
-    _run_worker_service("model", "import", name, f"--dtype={dtype}", f"--cache={cache}")
+    given = [f"--dtype={dtype}", f"--cache={cache}", *([f"--name={name}"] if name else [])]
+    _run_worker_service("model", "import", model, *given)
 
 
 @model.command("path")
@@ -208,6 +211,7 @@ def _announce(serving: "Serving") -> None:
     click.echo(f"  gRPC {serving.grpc_address}")
     if serving.http_url is not None:
         click.echo(f"  HTTP {serving.http_url}/v1")
+        click.echo(f"  console {serving.http_url}")
 
 
 def _import_when_missing(name: str) -> int:
