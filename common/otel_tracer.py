@@ -20,6 +20,8 @@ from common.trace_context import TraceContext
 from common.tracing import Attributes
 
 LIBRARY = "stepwire"
+EXPORT_SECONDS = 2
+"""How long a batch of spans is tried to be sent, also while the process ends."""
 
 
 class OtelTracer:
@@ -73,7 +75,9 @@ class RecordedSpan:
 
 def otlp_tracer(endpoint: str, *, service: str) -> OtelTracer:
     """A tracer that sends spans over gRPC, in plaintext to a http:// endpoint."""
-    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+    exporter = OTLPSpanExporter(
+        endpoint=endpoint, insecure=endpoint.startswith("http://"), timeout=EXPORT_SECONDS
+    )
     return OtelTracer(exporter, service=service)
 
 

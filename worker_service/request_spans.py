@@ -23,9 +23,9 @@ class RequestSpans:
         """A validated step begins: what it drops ends, what it brings begins."""
         if self._spans:
             for handle in output.finished_handles.tolist():
-                self._end(handle)
+                self._end(handle, "finished")
             for handle in output.preempted_handles.tolist():
-                self._end(handle, failure="preempted")
+                self._end(handle, "preempted")
         for request in output.new_requests:
             if request.trace is not None:
                 self._spans[request.handle] = self._tracer.start(SPAN_NAME, request.trace)
@@ -36,11 +36,14 @@ class RequestSpans:
         return [span.context.trace_id for span in spans if span.context is not None]
 
     def end_all(self) -> None:
-        """The generation is over for this rank, and so is what it held."""
-        for handle in list(self._spans):
-            self._end(handle, failure="the generation ended")
+        """The generation is over for this rank, and so is what it held.
 
-    def _end(self, handle: int, *, failure: str | None = None) -> None:
+        That is no failure: a request may have ended without this rank being told.
+        """
+        for handle in list(self._spans):
+            self._end(handle, "generation over")
+
+    def _end(self, handle: int, end: str) -> None:
         span = self._spans.pop(handle, None)
         if span is not None:
-            span.end({"stepwire.rank": self._rank, "stepwire.handle": handle}, failure=failure)
+            span.end({"stepwire.rank": self._rank, "stepwire.handle": handle, "stepwire.end": end})

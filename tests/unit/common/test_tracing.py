@@ -93,3 +93,10 @@ def test_a_request_without_a_trace_begins_one():
     tracer.close()
     (told,) = exporter.get_finished_spans()
     assert told.parent is None
+
+
+def test_a_collector_that_is_not_there_is_no_error():
+    """Spans are lost, and nobody hears of it but the log."""
+    tracer = make_tracer("http://127.0.0.1:9", service="stepwire-test")
+    tracer.start("work", CLIENT).end({})
+    tracer.close()

@@ -4,26 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from common.requests import SamplingParams
 from common.step import NewRequest, SchedulerOutput
-from common.trace_context import TraceContext
 from common.worker_api import Rank
-from tests.fakes.manual_steps import cached_step, step_id
+from tests.fakes.manual_steps import cached_step, new_request, step_id
 from tests.fakes.noted_spans import CLIENT, NotedSpans
 from worker_service.request_spans import RequestSpans
-
-
-def new_request(handle: int, trace: TraceContext | None) -> NewRequest:
-    """A request of one token."""
-    return NewRequest(
-        handle=handle,
-        token_ids=np.array([1], dtype=np.int32),
-        num_prompt_tokens=1,
-        sampling=SamplingParams(),
-        block_ids=(np.array([1], dtype=np.int32),),
-        num_computed_tokens=0,
-        trace=trace,
-    )
 
 
 def step(*new: NewRequest, finished=(), preempted=()) -> SchedulerOutput:
@@ -47,8 +32,11 @@ def test_a_span_lasts_as_long_as_the_rank_holds_the_request():
     (span,) = tracer.spans
     assert (span.parent, span.attributes) == (CLIENT, None)
     spans.note_step(step(finished=[7, 8]))
-    assert span.attributes == {"stepwire.rank": "stage 1", "stepwire.handle": 7}
-    assert span.failure is None
+    assert span.attributes == {
+        "stepwire.rank": "stage 1",
+        "stepwire.handle": 7,
+        "stepwire.end": "finished",
+    }
 
 
 def test_a_preempted_request_that_comes_back_has_another_span():
@@ -58,7 +46,8 @@ def test_a_preempted_request_that_comes_back_has_another_span():
     spans.note_step(step(new_request(7, CLIENT)))
     spans.note_step(step(new_request(7, CLIENT), preempted=[7]))
     spans.note_step(step(finished=[7]))
-    assert [span.failure for span in tracer.spans] == ["preempted", None]
+    ends = [span.attributes["stepwire.end"] for span in tracer.spans]
+    assert ends == ["preempted", "finished"]
 
 
 def test_the_end_of_a_generation_ends_what_is_left():
@@ -69,7 +58,7 @@ def test_the_end_of_a_generation_ends_what_is_left():
     spans.end_all()
     spans.end_all()
     (span,) = tracer.spans
-    assert span.failure == "the generation ended"
+    assert (span.attributes["stepwire.end"], span.failure) == ("generation over", None)
 
 
 def test_traces_of_a_step_are_known_without_a_tracer():

@@ -9,8 +9,8 @@ from common.config import ScheduleConfig
 from common.errors import InvalidRequest, Overloaded, StepFailed
 from common.requests import FinishReason
 from common.step import ModelRunnerOutput, Phase, StepKey
-from tests.fakes.scripted_model import next_token, scripted_tokens
 from tests.fakes.noted_spans import CLIENT
+from tests.fakes.scripted_model import next_token, scripted_tokens
 from tests.fakes.scripted_replica import ScriptedReplica, handles_of, request
 
 ONE_COHORT = ScheduleConfig(pp_cohorts=1, max_steps_in_flight=1)
