@@ -1,7 +1,7 @@
 // A line over the last minutes, as large as its box; pointing at it tells the value there.
 
 import { element, setText } from "./element.js";
-import { duration } from "./format.js";
+import { age, duration } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 300;
@@ -68,9 +68,8 @@ export class Chart {
     const nearest = this._samples.reduce((best, sample) =>
       Math.abs(this._x(sample) - x) < Math.abs(this._x(best) - x) ? sample : best,
     );
-    const ago = this._samples.at(-1).at - nearest.at;
     this._rule.setAttribute("d", `M${this._x(nearest)},0V${HEIGHT}`);
-    setText(this._readout, `${this._tell(nearest)}, ${ago < 1 ? "now" : `${duration(ago)} ago`}`);
+    setText(this._readout, `${this._tell(nearest)}, ${age(this._samples.at(-1).at - nearest.at)}`);
   }
 
   _unpoint() {

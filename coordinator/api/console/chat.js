@@ -2,7 +2,7 @@
 
 import { Refusal, stream } from "./completion.js";
 import { button, element, setText } from "./element.js";
-import { count, duration, rate } from "./format.js";
+import { count, latency, rate } from "./format.js";
 import { render } from "./markdown.js";
 
 const KEY = "stepwire-chat";
@@ -215,7 +215,7 @@ class Meter {
     const seconds = (at - this._firstAt) / 1000;
     const facts = [
       `${count(tokens)} tokens`,
-      `first after ${duration((this._firstAt - this._askedAt) / 1000)}`,
+      `first after ${latency((this._firstAt - this._askedAt) / 1000)}`,
     ];
     if (tokens > 1 && seconds > 0) facts.push(`${rate((tokens - 1) / seconds)} tokens/s`);
     if (finishReason === "length") facts.push("cut at the token limit");

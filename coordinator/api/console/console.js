@@ -4,7 +4,7 @@ import { Chat } from "./chat.js";
 import { setText } from "./element.js";
 import { Failures } from "./failures.js";
 import { follow } from "./feed.js";
-import { count, duration, plural } from "./format.js";
+import { age, count, plural } from "./format.js";
 import { LoadTiles } from "./load.js";
 import { rankName, Topology } from "./topology.js";
 
@@ -45,8 +45,9 @@ function show(state) {
 
 function stepText(status) {
   if (!status.epoch) return "";
-  const age = status.last_step_age === null ? "" : `, ${duration(status.last_step_age)} ago`;
-  return `Epoch ${status.epoch} · generation ${status.generation} · step ${count(status.step)}${age}`;
+  const { epoch, generation, step, last_step_age: seconds } = status;
+  const when = seconds === null || seconds < 1 ? "" : `, ${age(seconds)}`;
+  return `Epoch ${epoch} · generation ${generation} · step ${count(step)}${when}`;
 }
 
 function totalsText(status) {

@@ -1,7 +1,7 @@
 // The generations that were lost, newest first: when, and by whose fault.
 
 import { element, setText } from "./element.js";
-import { duration } from "./format.js";
+import { age } from "./format.js";
 
 /** The list of failures; it is rebuilt only when there is another. */
 export class Failures {
@@ -18,7 +18,7 @@ export class Failures {
     if (key !== this._shown) this._rebuild(losses);
     this._shown = key;
     for (const [time, endedAt] of this._times) {
-      setText(time, `${duration(Math.max(0, now - endedAt))} ago`);
+      setText(time, age(now - endedAt));
     }
     this._empty.hidden = losses.length > 0;
   }

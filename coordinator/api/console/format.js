@@ -33,5 +33,12 @@ export function duration(seconds) {
   return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
 }
 
+/** Seconds as "40 ms" below one, and as a duration above. */
+export const latency = (seconds) =>
+  seconds < 1 ? `${Math.round(1000 * seconds)} ms` : duration(seconds);
+
+/** How long ago something was, "now" within a second. */
+export const age = (seconds) => (seconds < 1 ? "now" : `${duration(seconds)} ago`);
+
 /** 1 and "step" are "1 step", 2 are "2 steps". */
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
