@@ -10,6 +10,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from common.errors import InvalidRequest
 from coordinator.engine.generation import GenerationInput
+from coordinator.engine.limits import check_logit_bias
 
 NO_REPETITION_PENALTY = (0.0, 1.0)
 ONLY_REPLICA = 0
@@ -41,6 +42,7 @@ def refuse_unsupported(request: pb.GenerateRequest) -> None:
 
     What only says how a text is made of the tokens is the gateway's to obey, and passes.
     """
+    check_logit_bias(len(request.sampling_params.logit_bias))
     constraint = request.sampling_params.WhichOneof("constraint")
     if constraint is not None:
         _refuse(constraint)
@@ -57,7 +59,6 @@ def _asked_of_sampling(params: pb.SamplingParams) -> dict[str, bool]:
         "presence_penalty": params.presence_penalty != 0,
         "repetition_penalty": params.repetition_penalty not in NO_REPETITION_PENALTY,
         "min_tokens": params.min_tokens != 0,
-        "logit_bias": bool(params.logit_bias),
         "prompt_logprobs": params.HasField("prompt_logprobs"),
         "truncate_prompt_tokens": params.HasField("truncate_prompt_tokens"),
     }

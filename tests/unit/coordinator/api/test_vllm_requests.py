@@ -108,3 +108,9 @@ def test_images_and_other_ranks_are_refused_by_name(field: str, value: object):
     request.MergeFrom(pb.GenerateRequest(**{field: value}))
     with pytest.raises(InvalidRequest, match=f"{field} is not supported"):
         decode_generate(request)
+
+
+def test_the_limit_of_a_field_is_named_before_its_absence():
+    """Too many entries are too many, whether or not the field is built."""
+    with pytest.raises(InvalidRequest, match=r"logit_bias .*1024"):
+        decode_generate(asking(logit_bias=dict.fromkeys(range(2000), 1.0)))
