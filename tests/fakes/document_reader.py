@@ -23,6 +23,7 @@ from common.config_loader import cache_folder, environment, load_config
 from coordinator.cli import stepwire
 from tests.fakes import kustomization
 from tests.fakes.code_blocks import THIS_MACHINE, CodeBlock, output_pattern
+from tests.fakes.grpcurl_commands import check_grpcurl
 from tests.fakes.local_container import loopback_address
 
 ROOT = Path(__file__).parents[2]
@@ -237,3 +238,4 @@ def _parse(block: CodeBlock) -> None:
     commands = re.findall(r"^ *stepwire (\w+)", block.text, re.MULTILINE)
     unknown = set(commands) - stepwire.commands.keys()
     assert not unknown, f"{block}: stepwire has no command {unknown}"
+    check_grpcurl(block.text)
