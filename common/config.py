@@ -16,6 +16,10 @@ QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
 """Forms of the linear layers' weights; the first is the checkpoint's own."""
 
 
+LOG_FORMATS = ("auto", "json", "text")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
 def setting(default: Any, help_text: str) -> Any:
     """A field with a default and the help text of its flag."""
     return field(default=default, metadata={"help": help_text})
@@ -248,11 +252,15 @@ class ServeConfig:
     otlp_traces_endpoint: str | None = setting(
         None, "URL that OpenTelemetry spans are sent to over gRPC (needs the extra otel)"
     )
+    log_format: str = setting("auto", "json, text, or auto: text on a terminal, else json")
+    log_level: str = setting("INFO", "least level of a log line: DEBUG, INFO, WARNING or ERROR")
 
     def __post_init__(self) -> None:
         if self.metrics_listen is not None:
             split_address("metrics_listen", self.metrics_listen)
         _check_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
+        _one_of("log_format", self.log_format, LOG_FORMATS)
+        _one_of("log_level", self.log_level, LOG_LEVELS)
         for name, port in (("grpc_port", self.grpc_port), ("http_port", self.http_port)):
             if not -1 <= port <= 65535:
                 raise ConfigError(f"{name} must be a port number, not {port}")
@@ -300,12 +308,16 @@ class WorkerConfig:
     otlp_traces_endpoint: str | None = setting(
         None, "URL that OpenTelemetry spans are sent to over gRPC (needs the extra otel)"
     )
+    log_format: str = setting("auto", "json, text, or auto: text on a terminal, else json")
+    log_level: str = setting("INFO", "least level of a log line: DEBUG, INFO, WARNING or ERROR")
 
     def __post_init__(self) -> None:
         split_address("listen", self.listen)
         if self.metrics_listen is not None:
             split_address("metrics_listen", self.metrics_listen)
         _check_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
+        _one_of("log_format", self.log_format, LOG_FORMATS)
+        _one_of("log_level", self.log_level, LOG_LEVELS)
         if self.advertise is not None:
             split_address("advertise", self.advertise)
         if self.tensor_listen is not None:

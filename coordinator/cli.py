@@ -199,7 +199,7 @@ def _serve(config: CoordinatorConfig) -> int:
     from common.logs import configure_logging
     from coordinator.app import run_coordinator
 
-    configure_logging("coordinator")
+    configure_logging("coordinator", level=config.serve.log_level, spelling=config.serve.log_format)
     return asyncio.run(run_coordinator(config, ready=_announce))
 
 

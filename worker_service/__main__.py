@@ -46,9 +46,9 @@ def run_worker_command(
     """Serve as a worker until told to end, on a ModelRunner or what stands in its place."""
     flags = vars(_parser().parse_args(arguments))
     file, exit_with_stdin = flags.pop("config"), flags.pop("exit_with_stdin")
-    configure_logging("worker")
     try:
         config = load_config(WorkerConfig, file=file, environ=environment(), flags=flags)
+        configure_logging("worker", level=config.log_level, spelling=config.log_format)
         # Imported here because it brings torch, which a wrong flag or --help need not wait for.
         from worker_service.app import run_worker
         from worker_service.runner.model_runner import ModelRunner
