@@ -21,6 +21,8 @@ from pathlib import Path
 import click
 import httpx
 
+from common.clock import Clock, SystemClock
+
 ROOT = Path(__file__).parents[2]
 URL = "http://127.0.0.1:{port}/v1"
 WORKERS = ("worker-0", "worker-1")
@@ -141,11 +143,17 @@ def check_serving(project: Project) -> None:
         raise Failed(f"the answer does not name {EXPECTED}")
 
 
-def check_restart(project: Project, service: str) -> None:
+def check_restart(project: Project, service: str, *, clock: Clock) -> None:
     """A container that is restarted alone serves again."""
     click.echo(f"\n--- restart {service}")
+    started = clock.monotonic()
     project.call("restart", service)
+    restarted = clock.monotonic()
     check_serving(project)
+    served = clock.monotonic()
+    click.echo(
+        f"restarted in {restarted - started:.0f} s, answering {served - restarted:.0f} s later"
+    )
 
 
 def check_stop(project: Project, engine: Engine) -> None:
@@ -217,7 +225,7 @@ def main(
             click.echo(engine.table())
             click.echo(engine.image_sizes())
             for service in ("coordinator", *WORKERS):
-                check_restart(project, service)
+                check_restart(project, service, clock=SystemClock())
             check_stop(project, engine)
             click.echo(engine.table())
     except Failed as failure:
