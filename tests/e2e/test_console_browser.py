@@ -212,6 +212,31 @@ def test_a_stopped_coordinator_is_called_silent(browser, cluster):
         expect(page.locator("#phase")).to_have_text("Serving", timeout=SERVES_WITHIN_MS)
 
 
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        ("one\ntwo\n\nthree", "<p>one\ntwo</p><p>three</p>"),
+        ("**a** and *b* and `c`", "<p><strong>a</strong> and <em>b</em> and <code>c</code></p>"),
+        ("2 * 3 * 4 and **open", "<p>2 * 3 * 4 and **open</p>"),
+        ("## Head\ntext", "<h4>Head</h4><p>text</p>"),
+        ("- a\n- b", "<ul><li>a</li><li>b</li></ul>"),
+        ("3. a\n\n4. b\nend", '<ol start="3"><li>a</li><li>b</li></ol><p>end</p>'),
+        ("```py\nx = '<b>'", "<pre tabindex=\"0\"><code>x = '&lt;b&gt;'</code></pre>"),
+        ("<img src=x onerror=alert(1)>", "<p>&lt;img src=x onerror=alert(1)&gt;</p>"),
+    ],
+)
+def test_what_a_model_writes_is_drawn_and_never_run(browser, cluster, text: str, drawn: str):
+    """The Markdown that models write becomes elements; markup stays text, and so does what is open."""
+    draw = """async (text) => {
+        const { render } = await import("/console/markdown.js");
+        const box = document.createElement("div");
+        box.append(...render(text));
+        return box.innerHTML;
+    }"""
+    with console(browser, cluster) as page:
+        assert page.evaluate(draw, text) == drawn
+
+
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_cut_off_and_nobody_is_shut_out(browser, cluster, width: int, theme: str):

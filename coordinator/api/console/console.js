@@ -54,7 +54,6 @@ function totalsText(status) {
   const bugs = [
     [status.num_invalid_steps, "invalid step"],
     [status.num_state_drifts, "state drift"],
-    [status.num_preemptions, "preemption"],
   ];
   return bugs.filter(([number]) => number > 0).map((bug) => plural(...bug)).join(" · ");
 }

@@ -1,10 +1,14 @@
 // Numbers, sizes and times as people read them.
 
 const WHOLE = new Intl.NumberFormat("en");
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const ONE_DIGIT = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 /** 12345 is "12,345". */
 export const count = (number) => WHOLE.format(number);
+
+/** 41234567 is "41.2M": for places without room. */
+export const compact = (number) => (number < 100_000 ? WHOLE : COMPACT).format(number);
 
 /** One digit after the point below 10, none above. */
 export const rate = (number) => (number < 10 ? ONE_DIGIT : WHOLE).format(

@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { setText } from "./element.js";
-import { count, percent, rate } from "./format.js";
+import { compact, count, percent, plural, rate } from "./format.js";
 
 const MAX_SAMPLES = 300;
 const byId = (id) => document.getElementById(id);
@@ -35,12 +35,14 @@ export class LoadTiles {
     setText(byId("waiting"), `${count(status.num_waiting)} waiting`);
     const used = status.num_blocks - status.num_free_blocks;
     setText(byId("kv"), percent(kvUsage));
-    setText(byId("kv-side"), `${count(used)} of ${count(status.num_blocks)} blocks`);
+    const preempted = status.num_preemptions && `, ${plural(status.num_preemptions, "preemption")}`;
+    const blocks = `${compact(used)} of ${compact(status.num_blocks)} blocks`;
+    setText(byId("kv-side"), `${blocks}${preempted || ""}`);
     byId("kv-bar").style.width = `${100 * kvUsage}%`;
     setText(byId("prefix"), percent(hitRatio));
     setText(
       byId("prefix-side"),
-      `${count(status.num_cached_tokens)} of ${count(status.num_prompt_tokens)} prompt tokens`,
+      `${compact(status.num_cached_tokens)} of ${compact(status.num_prompt_tokens)} prompt tokens`,
     );
     byId("prefix-bar").style.width = `${100 * hitRatio}%`;
   }

@@ -49,7 +49,10 @@ export class Topology {
         this._cards.set(names[index], card);
         this._list.append(card.element);
       }
-      this._cards.get(names[index]).show(worker, { status, numLayers });
+      const card = this._cards.get(names[index]);
+      card.show(worker, { status, numLayers });
+      // Ranks of one stage work side by side: what flows on comes from the stage before.
+      card.element.dataset.linked = worker.rank.tensor_parallel === 0 && index > 0;
     });
     const isFlowing = status.is_serving && status.num_running > 0;
     this._list.dataset.links = isFlowing ? "flowing" : status.is_serving ? "idle" : "broken";
