@@ -158,13 +158,15 @@ def test_selectors_find_pods(objects: list[Object], kind: str):
 
 
 def test_a_gpu_worker_has_one_gpu():
-    """The overlay adds a device for each worker and changes nothing of the coordinator."""
+    """The overlay adds a device for each worker and changes neither the coordinator nor a probe."""
     base, gpu = build(FOLDER / "base"), build(FOLDER / "gpu")
     coordinator = [one(objects, "Deployment", "stepwire-coordinator") for objects in (base, gpu)]
     (worker,) = pods(gpu)["stepwire-worker"]["containers"]
     for spec in (each["spec"]["template"]["spec"] for each in coordinator):
         spec.pop("initContainers")
     assert coordinator[0] == coordinator[1]
+    (without,) = pods(base)["stepwire-worker"]["containers"]
+    assert {kind: worker[kind] for kind in PROBES} == {kind: without[kind] for kind in PROBES}
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert {"name": "STEPWIRE_DEVICE", "value": "cuda:0"} in worker["env"]
     assert worker["image"] == "stepwire-worker-cuda:latest"
