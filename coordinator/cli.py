@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -99,6 +100,8 @@ def up(**flags: Any) -> int:
       stepwire up --config stepwire.toml
     """
     config = _coordinator_config(flags, default_executor="local")
+    if config.cluster.executor_kind != "remote":
+        _require_torch()
     if (exit_code := _import_when_missing(config.model.model)) != 0:
         return exit_code
     return _serve(config)
@@ -149,7 +152,9 @@ def model() -> None:
 @click.option("--name", help="Name of a .gguf file's model  [default: the file's]")
 @CACHE_OPTION
 def import_model(model: str, dtype: str, name: str | None, cache: Path | None) -> None:
-    """Import a bundled model (smollm2-135m) or a .gguf file, once; the last line is its folder.
+    """Import a bundled model (smollm2-135m), a .gguf file or a hub id, once; the last line is its folder.
+
+    A folder is taken as it is.
 
     \b
     Examples:
@@ -161,6 +166,10 @@ def import_model(model: str, dtype: str, name: str | None, cache: Path | None) -
     folder = bundled_folder(model, cache=cache, dtype=dtype)
     if model in BUNDLED_MODELS and name is None and is_imported(folder):
         click.echo(str(folder))
+        return
+    if model not in BUNDLED_MODELS and name is None and not model.endswith(".gguf"):
+        # A folder is there, and a hub id is downloaded by being looked for.
+        click.echo(str(resolve_model(model, cache=cache)))
         return
     given = [f"--dtype={dtype}", f"--cache={cache}", *([f"--name={name}"] if name else [])]
     _run_worker_service("model", "import", model, *given)
@@ -225,8 +234,18 @@ def _import_when_missing(name: str) -> int:
 
 def _run_worker_service(*arguments: str) -> NoReturn:
     """Become `python -m worker_service`, so that signals and exit code are its own."""
+    _require_torch()
     sys.stdout.flush()
     os.execv(sys.executable, _worker_service(*arguments))
+
+
+def _require_torch() -> None:
+    """Refuse what a coordinator's own installation cannot do."""
+    if find_spec("torch") is None:
+        raise click.ClickException(
+            "workers and imports need PyTorch, which is not installed here: "
+            "pip install 'stepwire[worker]', or use the image stepwire-worker"
+        )
 
 
 def _worker_service(*arguments: str) -> list[str]:
