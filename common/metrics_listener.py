@@ -30,7 +30,7 @@ class MetricsListener:
         self._registry = registry
         self._socket = listen(host, port, backlog=MAX_CONNECTIONS)
         self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self.address = join_address(host, self._socket.getsockname()[1])
         """Where it is reached."""
 
@@ -46,14 +46,15 @@ class MetricsListener:
         if self._server is not None:
             self._server.close()
         self._socket.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        # Not cancelled: asyncio calls a cancelled connection a bug of ours.
+        for writer in self._serving.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._serving)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)
+        self._serving[task] = writer
         try:
             async with asyncio.timeout(READ_SECONDS):
                 writer.write(await self._answer(reader))
@@ -61,7 +62,7 @@ class MetricsListener:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a client that is slow, gone or speaks something else gets no answer
         finally:
-            self._serving.discard(task)
+            del self._serving[task]
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
