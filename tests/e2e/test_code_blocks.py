@@ -78,6 +78,8 @@ def test_what_is_not_as_it_is_written_fails(tmp_path: Path, blocks: list[tuple[s
     [
         ("a ... c", "a b c", True),
         ("a\n...\nd", "a\nb\nc\nd", True),
+        ("a\n...\nd", "a\nb d", True),
+        ("a\n...\nd", "a d", False),
         ("a.c", "abc", False),
         ("b", "a\nb\nc", True),
         ("a ... c", "c b a", False),

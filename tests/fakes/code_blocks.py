@@ -26,6 +26,9 @@ NOT_RUN = {"mermaid", "text"}
 DOCUMENTED_FILES = {("text", "output"), ("toml", "settings"), ("yaml", "kustomization")}
 THIS_MACHINE = ""
 
+ANYTHING = {"\n...\n": r"(?s:.*?\n.*?)", "...": r"(?s:.*?)"}
+"""What three dots of an output block stand for; on a line of their own, for a line's end at least."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeBlock:
@@ -88,6 +91,8 @@ def _mode(language: str, marker: str) -> tuple[str, str]:
 
 
 def output_pattern(expected: str) -> re.Pattern[str]:
-    """What a printed text is searched for: the lines of an output block, "..." for anything."""
-    parts = [re.escape(part.rstrip()) for part in expected.strip().split("...")]
-    return re.compile("(?s:.*?)".join(parts))
+    """What a printed text is searched for: the lines of an output block."""
+    pattern = re.escape(expected.strip())
+    for dots, anything in ANYTHING.items():
+        pattern = pattern.replace(re.escape(dots), anything)
+    return re.compile(pattern)
