@@ -19,6 +19,7 @@ from coordinator.api.cluster_servicer import ClusterServicer
 from coordinator.api.console_feed import ConsoleFeed
 from coordinator.api.console_routes import ConsoleRoutes
 from coordinator.api.http_server import HttpServer
+from coordinator.api.http_times import HttpTimes
 from coordinator.api.inference_servicer import InferenceServicer
 from coordinator.api.metrics import MetricsRoute, coordinator_registry
 from coordinator.api.openai_routes import OpenAIRoutes, build_http_app
@@ -48,7 +49,7 @@ class Front:
         """Make the servers; nothing listens yet. measures is read when metrics are asked for."""
         self._config = config
         self._health = health
-        calls = CallTimes()
+        calls, http_times = CallTimes(), CallTimes()
         self._server = build_server(
             interceptors=[ServiceInterceptor(clock, calls)], max_message_bytes=MAX_REQUEST_BYTES
         )
@@ -62,8 +63,10 @@ class Front:
             lambda: ServingState(
                 status=read_status(), measures=measures, max_model_len=gate.max_model_len
             ),
-            calls,
+            calls=calls,
+            http=http_times,
         )
+        self._http_app.add_middleware(HttpTimes, times=http_times, clock=clock)
         self._http_app.include_router(MetricsRoute(self._registry).router())
         self._metrics: MetricsListener | NoMetricsListener = NoMetricsListener()
         self._console = ConsoleFeed(read_status, version=version, clock=clock)

@@ -10,17 +10,19 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from common.call_times import CALL_METRICS, CallTimes
 from common.metrics import TableCollector, new_registry
 from coordinator.api.cluster_metrics import CLUSTER_METRICS
+from coordinator.api.http_times import HTTP_METRICS
 from coordinator.api.serving_metrics import SERVING_METRICS
 from coordinator.api.serving_state import ServingState
 
 
 def coordinator_registry(
-    read_state: Callable[[], ServingState], calls: CallTimes
+    read_state: Callable[[], ServingState], *, calls: CallTimes, http: CallTimes
 ) -> CollectorRegistry:
-    """All metrics of a coordinator; read_state gives its state now."""
+    """All metrics of a coordinator; read_state gives its state now, calls are those of gRPC."""
     return new_registry(
         TableCollector((*SERVING_METRICS, *CLUSTER_METRICS), read_state),
         TableCollector(CALL_METRICS, lambda: calls),
+        TableCollector(HTTP_METRICS, lambda: http),
     )
 
 

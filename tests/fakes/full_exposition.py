@@ -18,12 +18,13 @@ from worker_service.phase_board import PhaseBoard
 
 def coordinator_exposition() -> str:
     """What a coordinator answers."""
-    measures, calls = Measures(), CallTimes()
+    measures, calls, http = Measures(), CallTimes(), CallTimes()
     measures.requests.num_refused["Overloaded"] += 1
     measures.steps.note_answered({Rank(): StepTimings()}, num_tokens=1, seconds=0.1, is_last=False)
+    http.note("/v1/completions", outcome="200", seconds=0.5)
     calls.note("stepwire.v1.Inference/Generate", outcome="OK", seconds=0.5)
     state = ServingState(status=REBUILDING, measures=measures, max_model_len=8192)
-    return generate_latest(coordinator_registry(lambda: state, calls)).decode()
+    return generate_latest(coordinator_registry(lambda: state, calls=calls, http=http)).decode()
 
 
 def worker_exposition() -> str:

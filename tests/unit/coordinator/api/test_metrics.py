@@ -24,7 +24,7 @@ VLLM = {"model_name": "tiny", "engine": "0"}
 async def scrape(state: ServingState) -> str:
     """What the route /metrics answers."""
     app = FastAPI()
-    registry = coordinator_registry(lambda: state, CallTimes())
+    registry = coordinator_registry(lambda: state, calls=CallTimes(), http=CallTimes())
     app.include_router(MetricsRoute(registry).router())
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
