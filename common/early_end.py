@@ -15,6 +15,12 @@ TOLD_TO_END = 128 + signal.SIGTERM
 def end_on_sigterm() -> None:
     """Make SIGTERM raise SystemExit, so that `finally` clauses run; a service replaces this later."""
     signal.signal(signal.SIGTERM, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def hold_sigterm() -> None:
+    """Let SIGTERM wait until the program that takes this process over calls `end_on_sigterm`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -18,7 +18,7 @@ import click
 
 from common.config import CoordinatorConfig, WorkerConfig
 from common.config_loader import cache_folder, environment, load_config
-from common.early_end import end_on_sigterm
+from common.early_end import end_on_sigterm, hold_sigterm
 from common.errors import ConfigError, Fenced, ServiceError
 from common.model_folder import (
     BUNDLED_DTYPES,
@@ -236,6 +236,7 @@ def _run_worker_service(*arguments: str) -> NoReturn:
     """Become `python -m worker_service`, so that signals and exit code are its own."""
     _require_torch()
     sys.stdout.flush()
+    hold_sigterm()
     os.execv(sys.executable, _worker_service(*arguments))
 
 
