@@ -1,12 +1,17 @@
 """OpenAI request bodies -> what the engine is asked; ranges are the engine's to check."""
 
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import InvalidRequest
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt
 from coordinator.engine.limits import check_range
+
+Item = TypeVar("Item")
+
+# Without it every wrong item has a complaint of its own: megabytes of them cost gigabytes.
+_List = Annotated[list[Item], Field(fail_fast=True)]
 
 
 class _Part(BaseModel):
@@ -33,8 +38,8 @@ class GenerationBody(_Part):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | _List[str] | None = None
+    stop_token_ids: _List[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
     stream: bool | None = None
@@ -84,7 +89,7 @@ class GenerationBody(_Part):
 class CompletionBody(GenerationBody):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | _List[int] | _List[str] | _List[_List[int]]
     logprobs: int | None = None
 
     def to_input(self, request_id: str) -> GenerationInput:
@@ -108,7 +113,7 @@ class ChatMessage(_Part):
     """A message of a conversation."""
 
     role: str
-    content: str | list[ContentPart]
+    content: str | _List[ContentPart]
 
     def to_turn(self) -> ChatTurn:
         """The engine's turn: parts are joined by newlines, "developer" is "system" by a newer name."""
@@ -121,7 +126,7 @@ class ChatMessage(_Part):
 class ChatBody(GenerationBody):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: _List[ChatMessage]
     logprobs: bool | None = None
     top_logprobs: int | None = None
 

@@ -56,8 +56,16 @@ HARMLESS_FIELDS = frozenset(
 """Fields that never change an answer: bookkeeping of OpenAI's own service."""
 
 
+MAX_NAMES = 256
+MAX_NAME_CHARACTERS = 64
+OTHER_NAMES = "(other)"
+
+
 class UnknownFields:
-    """Counts body fields nobody here knows; they are ignored, as clients of all makes expect."""
+    """Counts body fields nobody here knows; they are ignored, as clients of all makes expect.
+
+    Clients choose the names: long ones, and those that come when many are known, are counted together.
+    """
 
     def __init__(self) -> None:
         """Begin at zero."""
@@ -74,8 +82,14 @@ class UnknownFields:
             elif name in NEUTRAL_VALUES:
                 _check_neutral(name, value)
             elif name not in HARMLESS_FIELDS:
-                self.count_by_name[name] += 1
-                logger.debug("unknown body field ignored", extra={"field": name})
+                self._count(name)
+
+    def _count(self, name: str) -> None:
+        is_full = len(self.count_by_name) >= MAX_NAMES and name not in self.count_by_name
+        if is_full or len(name) > MAX_NAME_CHARACTERS:
+            name = OTHER_NAMES
+        self.count_by_name[name] += 1
+        logger.debug("unknown body field ignored", extra={"field": name})
 
 
 def _check_neutral(name: str, value: Any) -> None:

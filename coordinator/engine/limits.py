@@ -39,6 +39,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_REQUEST_ID_CHARACTERS = 128
+MAX_QUOTED_CHARACTERS = 64
 ROLES = ("system", "user", "assistant")
 
 RANGES = {
@@ -69,6 +70,11 @@ def limits() -> Iterator[tuple[str, str]]:
     yield "stop", f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARACTERS} characters"
     yield "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids of the vocabulary"
     yield "logit_bias", f"at most {MAX_LOGIT_BIAS} entries"
+
+
+def quoted(text: str) -> str:
+    """A client's text as an error may repeat it: its beginning, however long it is."""
+    return f"{text[:MAX_QUOTED_CHARACTERS]!r}{'...' if len(text) > MAX_QUOTED_CHARACTERS else ''}"
 
 
 def check_range(field: str, value: float | None) -> None:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from common.errors import ContextLengthExceeded, InvalidRequest
 from common.requests import Request, SamplingParams, StopParams
 from coordinator.engine.generation import GenerationInput, ServedModel
-from coordinator.engine.request_checks import field_of
+from coordinator.engine.request_checks import check_room, field_of
 
 MIN_SAMPLING_TEMPERATURE = 0.01
 MIN_TOP_P = float(np.finfo(np.float32).tiny)
@@ -32,24 +31,13 @@ def build_requests(
     token_ids are the tokenized prompts. Raises InvalidRequest when one leaves no room for output.
     """
     for prompt, prompt_token_ids in zip(asked.prompts, token_ids, strict=True):
-        _check_room(field_of(prompt), len(prompt_token_ids), model=model)
+        check_room(field_of(prompt), len(prompt_token_ids), model=model)
     names = iter(sequence_ids(asked))
     return tuple(
         _build(next(names), prompt_token_ids, asked=asked, model=model, seed=seed)
         for prompt_token_ids in token_ids
         for seed in _seeds(asked, draw_seed)
     )
-
-
-def _check_room(field: str, num_tokens: int, *, model: ServedModel) -> None:
-    if not num_tokens:
-        raise InvalidRequest(f"{field} has no tokens, at least 1 is needed", param=field)
-    if num_tokens >= model.max_model_len:
-        raise ContextLengthExceeded(
-            f"{field} has {num_tokens} tokens; the model takes at most {model.max_model_len - 1},"
-            f" so that one of its {model.max_model_len} is left for the output",
-            param=field,
-        )
 
 
 def _seeds(asked: GenerationInput, draw_seed: Callable[[], int]) -> Iterator[int]:

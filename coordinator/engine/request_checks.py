@@ -5,6 +5,7 @@ worker sees the request.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, ServedModel
@@ -18,6 +19,7 @@ from coordinator.engine.limits import (
     check_count,
     check_length,
     check_range,
+    quoted,
 )
 
 RANGED_FIELDS = (
@@ -39,7 +41,7 @@ def check_input(asked: GenerationInput, *, model: ServedModel) -> None:
     Raises ModelNotFound for another model, InvalidRequest naming field and limit otherwise.
     """
     if asked.model not in ("", model.name):
-        raise ModelNotFound(f"there is no model {asked.model!r}; {model.name!r} is served")
+        raise ModelNotFound(f"there is no model {quoted(asked.model)}; {model.name!r} is served")
     check_request_id(asked.request_id)
     for field in RANGED_FIELDS:
         check_range(field, getattr(asked, field))
@@ -86,6 +88,18 @@ def check_text_length(prompt: Prompt, *, max_token_characters: int, model: Serve
         )
 
 
+def check_room(field: str, num_tokens: int, *, model: ServedModel) -> None:
+    """Refuse a prompt without tokens, and one that leaves no room for output."""
+    if not num_tokens:
+        raise InvalidRequest(f"{field} has no tokens, at least 1 is needed", param=field)
+    if num_tokens >= model.max_model_len:
+        raise ContextLengthExceeded(
+            f"{field} has {num_tokens} tokens; the model takes at most {model.max_model_len - 1},"
+            f" so that one of its {model.max_model_len} is left for the output",
+            param=field,
+        )
+
+
 def field_of(prompt: Prompt) -> str:
     """The field a client knows the prompt by."""
     return "messages" if prompt and isinstance(prompt[0], ChatTurn) else "prompt"
@@ -97,8 +111,10 @@ def _check_prompt(prompt: Prompt, *, model: ServedModel) -> None:
     if isinstance(prompt, str):
         _check_characters("prompt", prompt)
         return
-    _check_vocabulary("prompt", [part for part in prompt if isinstance(part, int)], model=model)
     turns = [part for part in prompt if isinstance(part, ChatTurn)]
+    if not turns:
+        check_room("prompt", len(prompt), model=model)
+        _check_vocabulary("prompt", cast("tuple[int, ...]", prompt), model=model)
     check_count("messages", len(turns), most=MAX_MESSAGES, things="messages")
     for turn in turns:
         _check_turn(turn)
@@ -107,7 +123,7 @@ def _check_prompt(prompt: Prompt, *, model: ServedModel) -> None:
 def _check_turn(turn: ChatTurn) -> None:
     if turn.role not in ROLES:
         raise InvalidRequest(
-            f"messages: role must be one of {', '.join(ROLES)}, not {turn.role!r}",
+            f"messages: role must be one of {', '.join(ROLES)}, not {quoted(turn.role)}",
             param="messages",
         )
     _check_characters("messages", turn.content)

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from common.errors import InvalidRequest
 from coordinator.api.json_body import parse_body
-from coordinator.api.openai_schema import CompletionBody
+from coordinator.api.openai_schema import ChatBody, CompletionBody
 from coordinator.engine.limits import MAX_JSON_DEPTH
 
 
@@ -80,3 +81,28 @@ def test_numbers_that_json_does_not_know_are_the_ranges_to_refuse():
     """NaN and infinity are read, so that the complaint can name their field."""
     body = parse_body(b'{"prompt": "x", "temperature": NaN, "top_p": 1e999}', CompletionBody)
     assert (str(body.temperature), str(body.top_p)) == ("nan", "inf")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [1] * 1000 + ["x"] * 1000},
+        {"prompt": [["x"] * 1000] * 2},
+        {"prompt": "x", "stop": [1] * 1000},
+        {"prompt": "x", "stop_token_ids": ["x"] * 1000},
+    ],
+)
+def test_many_wrong_items_are_one_complaint(body):
+    """A list is left at its first wrong item: megabytes of complaints would cost gigabytes."""
+    with pytest.raises(ValidationError) as caught:
+        CompletionBody.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() <= 4
+
+
+@pytest.mark.parametrize("content", [[{}] * 1000, 7])
+def test_many_wrong_messages_are_one_complaint(content):
+    """The same of messages and their parts."""
+    body = {"messages": [{"role": "user", "content": content}] * 1000}
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() <= 4

@@ -103,3 +103,16 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(prompt, field)
     assert caught.value.param == field
     for fitting in ("x" * 24, (1,) * 100, (ChatTurn(role="user", content="x" * 12),) * 2):
         check_text_length(fitting, max_token_characters=3, model=MODEL)
+
+
+def test_token_ids_that_cannot_fit_are_refused_before_they_are_looked_at():
+    """A million ids out of the vocabulary are told as too many."""
+    with pytest.raises(ContextLengthExceeded, match="at most 7"):
+        check_input(asked(prompts=((100,) * 8,)), model=MODEL)
+
+
+def test_an_error_repeats_no_more_than_the_beginning():
+    """A name of megabytes is not sent back."""
+    with pytest.raises(ModelNotFound) as caught:
+        check_input(asked(model="x" * 1_000_000), model=MODEL)
+    assert len(str(caught.value)) < 200
