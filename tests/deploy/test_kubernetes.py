@@ -12,7 +12,8 @@ from common.config import CoordinatorConfig, WorkerConfig
 from common.config_loader import load_config
 from tests.fakes.kustomization import Object, build, containers, one, pods
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "kubernetes"
 OLDEST, NEWEST = "1.27", "1.37"
 """Versions of Kubernetes; probes over gRPC are stable since the first of them."""
 
@@ -102,6 +103,25 @@ def test_pods_run_without_privileges(objects: list[Object]):
         }
         assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
         assert {"name": "HOME", "value": "/tmp"} in container["env"]
+
+
+def test_pods_run_as_the_user_of_the_images(objects: list[Object]):
+    """The user that owns /models in the images is the one that pods and their volumes have."""
+    user = str({pod["securityContext"]["runAsUser"] for pod in pods(objects).values()}.pop())
+    for pod in pods(objects).values():
+        context = pod["securityContext"]
+        assert {str(context[key]) for key in ("runAsUser", "runAsGroup", "fsGroup")} == {user}
+    for dockerfile in (ROOT / "docker").glob("*.Dockerfile"):
+        assert f"USER {user}:{user}\n" in dockerfile.read_text(), dockerfile.name
+
+
+def test_only_the_import_writes_models(objects: list[Object]):
+    """What serves reads the model alone, and asks no hub for it."""
+    for pod in pods(objects).values():
+        (container,) = pod["containers"]
+        models = {"name": "models", "mountPath": "/models", "readOnly": True}
+        assert models in container["volumeMounts"]
+        assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
 
 
 def test_services_bring_no_variables(objects: list[Object]):
