@@ -10,12 +10,12 @@ import pytest
 
 from common.config import CoordinatorConfig, WorkerConfig
 from common.config_loader import load_config
-from tests.fakes.kustomization import Object, build, containers, one, pods
+from tests.fakes.kustomization import NEWEST, Object, build, containers, one, pods
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
-OLDEST, NEWEST = "1.27", "1.37"
-"""Versions of Kubernetes; probes over gRPC are stable since the first of them."""
+OLDEST = "1.27"
+"""Version of Kubernetes since which probes over gRPC are stable."""
 
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 

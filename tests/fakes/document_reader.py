@@ -182,7 +182,7 @@ class DocumentReader:
         (folder / "kustomization.yaml").write_text(block.text)
         (folder / "stepwire.toml").write_bytes((BASE / "stepwire.toml").read_bytes())
         for each in kustomization.build(folder):
-            kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+            kubernetes_validate.validate(each, kustomization.NEWEST, strict=True)
 
     def _end_background(self) -> None:
         """End what this reader started, the last one first, and leave what it shares."""

@@ -12,6 +12,9 @@ import yaml
 
 Object = dict[str, Any]
 
+NEWEST = "1.37"
+"""The last version of Kubernetes whose schemas manifests are held to."""
+
 KNOWN_KEYS = {
     *("apiVersion", "kind", "namespace", "resources"),
     *("patches", "images", "replicas", "configMapGenerator"),
