@@ -6,7 +6,7 @@ as text.
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -150,8 +150,8 @@ class Engine:
         sources = await self._submit_all(requests, times)
         claim.is_submitted = True
         self._measures.num_choices.add(asked.num_choices, len(asked.prompts))
-        for request in requests:
-            _log_accepted(request)
+        for index, request in enumerate(requests):
+            _log_accepted(request, claim.log_fields(index))
         outputs = [
             self._output(source, asked, claim, index=index, request=request, times=moments)
             for index, (source, request, moments) in enumerate(
@@ -229,7 +229,7 @@ class Engine:
         logger.info(
             "request ended",
             extra={
-                "request_id": claim.sequence_ids[stream.index],
+                **claim.log_fields(stream.index),
                 "finish_reason": reason,
                 "generated_tokens": num_tokens,
                 **log_fields(request.trace),
@@ -254,6 +254,11 @@ class _Claim:
         """Every id that is taken as long as the request runs."""
         return frozenset((self.request_id, *self.sequence_ids))
 
+    def log_fields(self, index: int) -> dict[str, object]:
+        """What names an output in the log: the request, and which of several it is."""
+        which: dict[str, object] = {} if len(self.sequence_ids) == 1 else {"output": index}
+        return {"request_id": self.request_id, **which}
+
 
 def _reason(stream: TextStream) -> str:
     """Why an output ended; a reader that left has aborted it."""
@@ -262,11 +267,11 @@ def _reason(stream: TextStream) -> str:
     return (stream.finish_reason or FinishReason.ABORT).value
 
 
-def _log_accepted(request: Request) -> None:
+def _log_accepted(request: Request, names: Mapping[str, object]) -> None:
     logger.info(
         "request accepted",
         extra={
-            "request_id": request.request_id,
+            **names,
             "prompt_tokens": len(request.prompt_token_ids),
             "max_tokens": request.stopping.max_tokens,
             **log_fields(request.trace),

@@ -1,6 +1,7 @@
 """Several outputs of one request are read as one stream, and end together when they must."""
 
 import asyncio
+import logging
 from collections import Counter
 
 import pytest
@@ -145,3 +146,17 @@ async def test_a_queue_without_room_for_all_takes_none():
         await engine.generate(asked())
     assert not loop.running
     assert measures.requests.num_ended.total() == 0
+
+
+async def test_log_lines_name_the_request_and_the_output(caplog):
+    """All lines of a request are found by the id its client knows."""
+    caplog.set_level(logging.INFO)
+    async with await engine_on(ScriptedLoop(deltas("x"))).generate(asked()) as outputs:
+        assert len([delta async for delta in outputs]) == 2
+    lines = [(line.msg, vars(line)["request_id"], vars(line)["output"]) for line in caplog.records]
+    assert sorted(lines) == [
+        ("request accepted", "r", 0),
+        ("request accepted", "r", 1),
+        ("request ended", "r", 0),
+        ("request ended", "r", 1),
+    ]
