@@ -1,5 +1,7 @@
 """Facts of the span of a request, from the engine that makes it."""
 
+import logging
+
 import pytest
 
 from common.errors import InvalidRequest, Overloaded, Unavailable
@@ -75,3 +77,24 @@ async def test_an_error_on_the_way_is_the_end_of_the_span():
     await (await engine.generate(asked())).aclose()
     ends = [span.attributes["gen_ai.response.finish_reasons"] for span in tracer.spans]
     assert ends == ["error", "abort"]
+
+
+async def test_log_lines_of_a_request_name_its_trace(caplog):
+    """When it was accepted and when it ended; those of a request without one name none."""
+    caplog.set_level(logging.INFO)
+    engine = engine_on(ScriptedLoop(deltas("x")))
+    for trace in (CLIENT, None):
+        async with await engine.generate(asked(trace=trace)) as stream:
+            async for _ in stream:
+                pass
+    told = [
+        (record.message, getattr(record, "trace_id", None))
+        for record in caplog.records
+        if record.message.startswith("request ")
+    ]
+    assert told == [
+        ("request accepted", CLIENT.trace_id),
+        ("request ended", CLIENT.trace_id),
+        ("request accepted", None),
+        ("request ended", None),
+    ]
