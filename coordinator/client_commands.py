@@ -236,7 +236,12 @@ def _typed_line() -> str:
     """A line typed at a terminal, with editing and the lines before it at hand."""
     import readline  # noqa: F401 - `input` uses it once it is there
 
-    return input("> ")
+    try:
+        return input("> ")
+    except EOFError:
+        # Ctrl-D leaves the cursor behind the prompt.
+        click.echo()
+        raise
 
 
 def _piped_line() -> str:
