@@ -73,7 +73,9 @@ class Tokenizer:
         return self._vocabulary.token_bytes(token_id)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._file.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Unlike `encode` it lets the event loop run meanwhile, for which a long prompt is a second.
+        (encoding,) = self._file.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def _encode_messages(
         self, template: ChatTemplate, messages: Sequence[Mapping[str, str]]
