@@ -6,7 +6,7 @@ BIN := .venv/bin
 PROTOS := $(wildcard proto/stepwire/v1/*.proto)
 KERNELS := $(wildcard worker_service/kernels/cpu/*)
 
-.PHONY: demo test check bench proto clean
+.PHONY: demo test test-external check bench proto clean
 
 # The install compiles the CPU kernels; without a compiler torch computes what they would.
 .venv/ready: pyproject.toml $(KERNELS)
@@ -23,6 +23,13 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest
+
+# Tests that need programs of the system: chromium, and promtool of prometheus.
+test-external: .venv/ready
+	@for program in chromium promtool; do \
+	  command -v $$program >/dev/null || { echo "error: $$program is missing; apt-get install chromium prometheus"; exit 1; }; \
+	done
+	$(BIN)/python -m pytest -m external
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -9,10 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.errors import ConfigError
+from common.plaintext import check_plaintext
 
 NO_QUANTIZATION = "none"
 QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
 """Forms of the linear layers' weights; the first is the checkpoint's own."""
+
+
+LOG_FORMATS = ("auto", "json", "text")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def setting(default: Any, help_text: str) -> Any:
@@ -53,6 +58,11 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _check_url(name: str, value: str | None) -> None:
+    if value is not None and not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name} must be a URL such as http://HOST:4317, not {value!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model is served, under which name, in which type, up to which length."""
@@ -65,6 +75,10 @@ class ModelConfig:
     max_model_len: int | None = setting(
         None, "longest prompt plus output, tokens (default: the model's)"
     )
+    wait_for_model: float = setting(
+        0.0,
+        "seconds to wait for a model that is not there yet, as while another process imports it",
+    )
     quantization: str = setting(
         NO_QUANTIZATION, "none, int8 or int4: form of the weights on CPU workers, made at load"
     )
@@ -73,6 +87,10 @@ class ModelConfig:
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _at_least(2, max_model_len=self.max_model_len)
+        if not self.wait_for_model >= 0:
+            raise ConfigError(
+                f"wait_for_model must be at least 0 seconds, not {self.wait_for_model}"
+            )
         if not self.model:
             raise ConfigError("model must not be empty")
 
@@ -234,14 +252,31 @@ class ServeConfig:
     http_host: str = setting("127.0.0.1", "interface of both ports")
     grpc_port: int = setting(50050, "gRPC port (0: any free one)")
     http_port: int = setting(8000, "HTTP port (0: any free one, -1: none)")
+    allow_plaintext: bool = setting(
+        default=False, help_text="listen beyond loopback although nothing is encrypted"
+    )
     drain_timeout: float = setting(30.0, "seconds running requests get after SIGTERM")
+    metrics_listen: str | None = setting(
+        None, "HOST:PORT of a port for metrics alone, beside /metrics of the HTTP port"
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None, "URL that OpenTelemetry spans are sent to over gRPC (needs the extra otel)"
+    )
+    log_format: str = setting("auto", "json, text, or auto: text on a terminal, else json")
+    log_level: str = setting("INFO", "least level of a log line: DEBUG, INFO, WARNING or ERROR")
 
     def __post_init__(self) -> None:
+        if self.metrics_listen is not None:
+            split_address("metrics_listen", self.metrics_listen)
+        _check_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
+        _one_of("log_format", self.log_format, LOG_FORMATS)
+        _one_of("log_level", self.log_level, LOG_LEVELS)
         for name, port in (("grpc_port", self.grpc_port), ("http_port", self.http_port)):
             if not -1 <= port <= 65535:
                 raise ConfigError(f"{name} must be a port number, not {port}")
         if self.grpc_port < 0:
             raise ConfigError("grpc_port cannot be turned off")
+        check_plaintext(is_allowed=self.allow_plaintext, http_host=self.http_host)
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
 
@@ -272,15 +307,36 @@ class WorkerConfig:
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     threads: int | None = setting(None, "compute threads (default: all cores)")
     model: str | None = setting(None, "folder or name to load instead of the coordinator's")
+    allow_plaintext: bool = setting(
+        default=False, help_text="listen beyond loopback although nothing is encrypted"
+    )
     drain_timeout: float = setting(30.0, "seconds a worker goes on serving after SIGTERM")
     hang_exit: float = setting(60.0, "seconds a worker may be stuck in a step before it exits")
+    metrics_listen: str | None = setting(
+        None, "HOST:PORT where Prometheus reads this worker's metrics over HTTP (default: nowhere)"
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None, "URL that OpenTelemetry spans are sent to over gRPC (needs the extra otel)"
+    )
+    log_format: str = setting("auto", "json, text, or auto: text on a terminal, else json")
+    log_level: str = setting("INFO", "least level of a log line: DEBUG, INFO, WARNING or ERROR")
 
     def __post_init__(self) -> None:
         split_address("listen", self.listen)
+        if self.metrics_listen is not None:
+            split_address("metrics_listen", self.metrics_listen)
+        _check_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
+        _one_of("log_format", self.log_format, LOG_FORMATS)
+        _one_of("log_level", self.log_level, LOG_LEVELS)
         if self.advertise is not None:
             split_address("advertise", self.advertise)
         if self.tensor_listen is not None:
             split_address("tensor_listen", self.tensor_listen)
+        check_plaintext(
+            is_allowed=self.allow_plaintext,
+            listen=split_address("listen", self.listen)[0],
+            tensor_listen=self.tensor_bind[0],
+        )
         _at_least(1, threads=self.threads)
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")

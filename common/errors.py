@@ -6,6 +6,9 @@ classes by table and never by text.
 
 from grpc import StatusCode
 
+RETRY_AFTER_SECONDS = 1
+"""What a client is told to wait after an error that is `retryable`."""
+
 
 class ServiceError(Exception):
     """An error with a meaning for the caller; the message is one sentence that says what to do."""
@@ -13,6 +16,8 @@ class ServiceError(Exception):
     grpc_status: StatusCode = StatusCode.INTERNAL
     http_status: int = 500
     retryable: bool = False
+    param: str | None = None
+    """The field of the request that is to blame, where there is one."""
 
 
 class ConfigError(ServiceError):
@@ -31,10 +36,32 @@ class InvalidRequest(ServiceError):
         self.param = param
 
 
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt leaves no room for output in the model's length."""
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request has more bytes than a server reads of one."""
+
+    http_status = 413
+
+
 class NotFound(ServiceError):
     """The named model or request does not exist."""
 
     grpc_status, http_status = StatusCode.NOT_FOUND, 404
+
+
+class ModelNotFound(NotFound):
+    """No model of that name is served."""
+
+    param = "model"
+
+
+class Unimplemented(ServiceError):
+    """The protocol has this call, and this service does not answer it."""
+
+    grpc_status, http_status = StatusCode.UNIMPLEMENTED, 501
 
 
 class AlreadyExists(ServiceError):
@@ -81,6 +108,10 @@ class ModelError(ServiceError):
     """The checkpoint is missing, unreadable, or not what its configuration says."""
 
     grpc_status, http_status = StatusCode.FAILED_PRECONDITION, 500
+
+
+class ModelMissing(ModelError):
+    """There is no model at the place it was looked for, yet."""
 
 
 class WrongState(ServiceError):

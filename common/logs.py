@@ -1,4 +1,6 @@
-"""JSON log lines on stderr, one per event, with the request, step or rank they belong to.
+"""Log lines on stderr, one per event, with the request, step or rank they belong to.
+
+They are JSON objects, or text for people.
 
 Code logs through `logging` with a short event text and its fields in `extra`; only a process's
 `__main__` calls `configure_logging`.
@@ -43,20 +45,50 @@ class JsonFormatter(logging.Formatter):
             "service": self._service,
             "logger": record.name,
             "event": record.getMessage(),
-            **_context.get(),
         }
-        for name, value in vars(record).items():
-            if name not in _STANDARD_ATTRIBUTES:
-                line.setdefault(name, round(value, 3) if isinstance(value, float) else value)
+        for name, value in _fields(record).items():
+            line.setdefault(name, value)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def configure_logging(service: str, *, level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Send the process's log lines of at least `level` to `stream` (default: stderr) as JSON."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter(service))
+class TextFormatter(logging.Formatter):
+    """Time of day (local), level, service, event and fields; a traceback follows on lines of its own."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Spell a record as `12:00:00.000 INFO coordinator: request ended  finish_reason=stop`."""
+        time = datetime.fromtimestamp(record.created).astimezone().time()
+        fields = "".join(f"  {name}={value}" for name, value in _fields(record).items())
+        line = f"{time.isoformat(timespec='milliseconds')} {record.levelname} {self._service}: "
+        line += f"{record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """The context and what came in through `extra`; floats to three decimals."""
+    fields = dict(_context.get())
+    for name, value in vars(record).items():
+        if name not in _STANDARD_ATTRIBUTES:
+            fields.setdefault(name, round(value, 3) if isinstance(value, float) else value)
+    return fields
+
+
+def configure_logging(
+    service: str, *, level: str = "INFO", stream: TextIO | None = None, spelling: str = "json"
+) -> None:
+    """Send the process's log lines of at least `level` to `stream` (default: stderr).
+
+    spelling: "json", "text", or "auto", which is text on a terminal.
+    """
+    target = stream or sys.stderr
+    is_text = spelling == "text" or (spelling == "auto" and target.isatty())
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(TextFormatter(service) if is_text else JsonFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

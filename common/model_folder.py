@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from common.errors import ModelError
+from common.errors import ModelError, ModelMissing
 
 BUNDLED_MODELS = ("smollm2-135m",)
 """Names that `stepwire model import` can fetch without an account."""
@@ -19,6 +19,7 @@ BUNDLED_MODELS = ("smollm2-135m",)
 BUNDLED_DTYPES = ("bfloat16", "float32")
 """Types a bundled model can be imported in; the first is the default."""
 
+FOLDER_NAME = re.compile(r"\w[\w.-]*")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -54,9 +55,10 @@ def is_imported(folder: Path) -> bool:
 
 
 def resolve_model(model: str, *, cache: Path) -> Path:
-    """Turn a bundled name, a folder or a hub id into a folder, downloading only a hub id.
+    """Turn the name of an imported model, a folder or a hub id into a folder, downloading only the last.
 
-    Raises ModelError, in one line that says what to do, when there is none.
+    Raises ModelMissing, in one line that says what to do, when there is none, and ModelError when a
+    download fails.
     """
     if model in BUNDLED_MODELS:
         return _imported_folder(model, cache=cache)
@@ -64,11 +66,13 @@ def resolve_model(model: str, *, cache: Path) -> Path:
     # Not Path.is_dir, which raises for a name that is too long.
     if os.path.isdir(folder):
         return folder.resolve()
+    if FOLDER_NAME.fullmatch(model) and is_imported(imported := cache / "models" / model):
+        return imported
     if HUB_ID.fullmatch(model) and not model.startswith("."):
         return _download_from_hub(model)
-    raise ModelError(
-        f"there is no model {model!r}: give a bundled name ({', '.join(BUNDLED_MODELS)}), "
-        "an existing folder, or a hub id such as owner/name"
+    raise ModelMissing(
+        f"there is no model {model!r}: give a bundled name ({', '.join(BUNDLED_MODELS)}), the name of "
+        "an imported model, an existing folder, or a hub id such as owner/name"
     )
 
 
@@ -96,7 +100,7 @@ def read_model_folder(path: Path) -> ModelFolder:
 def _imported_folder(name: str, *, cache: Path) -> Path:
     folder = bundled_folder(name, cache=cache)
     if not is_imported(folder):
-        raise ModelError(f"model {name} is not imported yet: run `stepwire model import {name}`")
+        raise ModelMissing(f"model {name} is not imported yet: run `stepwire model import {name}`")
     return folder
 
 

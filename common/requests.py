@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from common.trace_context import TraceContext
+
 
 class FinishReason(Enum):
     """Why an output ended."""
@@ -42,7 +44,8 @@ class StopParams:
 class Request:
     """One accepted request: at least one prompt token, and room for one more in the model's length.
 
-    priority counts where the scheduler has priorities: the smaller, the sooner.
+    priority counts where the scheduler has priorities: the smaller, the sooner. trace: the span it
+    belongs to, if any.
     """
 
     request_id: str
@@ -50,6 +53,7 @@ class Request:
     sampling: SamplingParams
     stopping: StopParams
     priority: int = 0
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from common.requests import SamplingParams
 from common.tensors import TensorDescriptor, WireTensor
+from common.trace_context import TraceContext
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -93,7 +94,8 @@ class NewRequest:
     """A request the worker does not know: all its tokens, its blocks per KV group, how to sample it.
 
     token_ids int32 [known tokens]: prompt first, then generated ones. block_ids: one int32 array
-    per KV cache group. num_computed_tokens: tokens whose KV already stands in those blocks.
+    per KV cache group. num_computed_tokens: tokens whose KV already stands in those blocks. trace:
+    the span it belongs to, if any.
     """
 
     handle: int
@@ -102,6 +104,7 @@ class NewRequest:
     sampling: SamplingParams
     block_ids: tuple[Int32s, ...]
     num_computed_tokens: int
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,11 +13,14 @@ from common.config_loader import cache_folder
 from common.health import INFERENCE, HealthBoard
 from common.model_folder import ModelFolder, read_model_folder, resolve_model
 from common.tasks import TaskSupervisor
+from common.tracing import make_tracer
 from coordinator.api.front import Front
+from coordinator.awaited_model import await_model
 from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.engine.engine import Engine
 from coordinator.engine.gate import EngineGate
-from coordinator.engine.generation import ServedModel
+from coordinator.engine.generation import MAX_SEQUENCES, ServedModel
+from coordinator.engine.measures import Measures
 from coordinator.engine.replica import Replica
 from coordinator.executors.launch import worker_fleet
 from coordinator.executors.topology import WorkerTopology
@@ -68,6 +71,11 @@ class Coordinator:
         self._health.set(INFERENCE, serving=False)
         self._gate = EngineGate()
         self._model_name = config.model.served_model_name or config.model.model
+        self._measures = Measures()
+        self._tracer = make_tracer(
+            config.serve.otlp_traces_endpoint, service="stepwire-coordinator"
+        )
+        self._detail = "reading the model's folder"
         self._replica: Replica | None = None
         self._replica_task: asyncio.Task[None] | None = None
         self.front = Front(
@@ -75,6 +83,7 @@ class Coordinator:
             gate=self._gate,
             health=self._health,
             read_status=self.status,
+            measures=self._measures,
             version=version("stepwire"),
             clock=clock,
         )
@@ -95,21 +104,27 @@ class Coordinator:
             if self._replica is not None:
                 await self._replica.shutdown()
             await self.front.stop()
+            await asyncio.to_thread(self._tracer.close)
 
     def status(self) -> ClusterStatus:
         """The topology and its state now."""
         if self._replica is None:
-            return ClusterStatus(model=self._model_name, detail="reading the model's folder")
+            return ClusterStatus(model=self._model_name, detail=self._detail)
         return self._replica.status(self._model_name)
 
     async def _start(self) -> None:
-        folder = await asyncio.to_thread(_find_model, self._config)
+        folder = await await_model(
+            lambda: asyncio.to_thread(_find_model, self._config),
+            patience=self._config.model.wait_for_model,
+            on_missing=self._note_missing,
+        )
         self._model_name = self._config.model.served_model_name or folder.name
         self._replica = Replica(
             self._config,
             folder,
             fleet=worker_fleet(self._config),
             clock=self._clock,
+            measures=self._measures,
             on_serving_changed=self._serving_changed,
         )
         # Read while the workers start, which takes longer; what fails first ends both.
@@ -123,12 +138,18 @@ class Coordinator:
             starting.cancel()
             reading.cancel()
             await asyncio.gather(starting, reading, return_exceptions=True)
-        self._gate.open(self._engine(self._replica, folder, tokenizer))
+        self._gate.open(self._engine(self._replica, folder, tokenizer), model_folder=folder.path)
         self._replica_task = self._tasks.start("replica", self._replica.run())
         await self._replica.loop.wait_until_serving()
         # What stands now stands until the end: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+
+    def _note_missing(self, cause: str) -> None:
+        detail = f"waiting for the model: {cause}"
+        if detail != self._detail:
+            logger.info("replica waits", extra={"detail": detail})
+        self._detail = detail
 
     def _engine(self, replica: Replica, folder: ModelFolder, tokenizer: Tokenizer) -> Engine:
         model = ServedModel(
@@ -136,8 +157,16 @@ class Coordinator:
             max_model_len=replica.max_sequence_len,
             vocab_size=folder.vocab_size,
             created=int(self._clock.unix_time()),
+            max_sequences=min(MAX_SEQUENCES, self._config.schedule.max_waiting),
         )
-        return Engine(model=model, tokenizer=tokenizer, loop=replica.loop)
+        return Engine(
+            model=model,
+            tokenizer=tokenizer,
+            loop=replica.loop,
+            clock=self._clock,
+            measures=self._measures,
+            tracer=self._tracer,
+        )
 
     def _serving_changed(self, is_serving: bool) -> None:  # noqa: FBT001 - a state, told by value
         self._health.set(INFERENCE, is_serving)
@@ -155,6 +184,7 @@ class Coordinator:
                 "model": serving.model,
                 "grpc": serving.grpc_address,
                 "http": serving.http_url,
+                "metrics": self.front.metrics_address,
                 "stages": len(serving.workers),
             },
         )

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +18,7 @@ import click
 
 from common.config import CoordinatorConfig, WorkerConfig
 from common.config_loader import cache_folder, environment, load_config
+from common.early_end import end_on_sigterm, hold_sigterm
 from common.errors import ConfigError, Fenced, ServiceError
 from common.model_folder import (
     BUNDLED_DTYPES,
@@ -25,8 +27,9 @@ from common.model_folder import (
     is_imported,
     resolve_model,
 )
-from coordinator.client_commands import generate, probe, status
-from coordinator.options import config_options
+from coordinator.client_commands import chat, generate, probe, status
+from coordinator.options import config_options, given_flags
+from coordinator.top_command import top
 
 if TYPE_CHECKING:
     from coordinator.app import Serving
@@ -42,6 +45,7 @@ CACHE_OPTION = click.option(
 
 def main() -> NoReturn:
     """Run the console script."""
+    end_on_sigterm()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -96,6 +100,8 @@ def up(**flags: Any) -> int:
       stepwire up --config stepwire.toml
     """
     config = _coordinator_config(flags, default_executor="local")
+    if config.cluster.executor_kind != "remote":
+        _require_torch()
     if (exit_code := _import_when_missing(config.model.model)) != 0:
         return exit_code
     return _serve(config)
@@ -124,10 +130,9 @@ def worker(**flags: Any) -> NoReturn:
     \b
     Examples:
       stepwire worker --listen 127.0.0.1:50061
-      stepwire worker --listen 0.0.0.0:50061 --advertise node-1:50061 --device cuda:0
+      stepwire worker --listen 10.0.0.1:50061 --allow-plaintext --device cuda:0
     """
-    given = {name.replace("_", "-"): value for name, value in flags.items() if value is not None}
-    _run_worker_service("worker", *(f"--{name}={value}" for name, value in given.items()))
+    _run_worker_service("worker", *given_flags(flags))
 
 
 @stepwire.group(no_args_is_help=False)
@@ -136,7 +141,7 @@ def model() -> None:
 
 
 @model.command("import")
-@click.argument("name")
+@click.argument("model")
 @click.option(
     "--dtype",
     type=click.Choice(BUNDLED_DTYPES),
@@ -144,21 +149,30 @@ def model() -> None:
     show_default=True,
     help="Type of the weights.",
 )
+@click.option("--name", help="Name of a .gguf file's model  [default: the file's]")
 @CACHE_OPTION
-def import_model(name: str, dtype: str, cache: Path | None) -> None:
-    """Fetch a bundled model (smollm2-135m), once; the last line on stdout is its folder.
+def import_model(model: str, dtype: str, name: str | None, cache: Path | None) -> None:
+    """Import a bundled model (smollm2-135m), a .gguf file or a hub id, once; the last line is its folder.
+
+    A folder is taken as it is.
 
     \b
     Examples:
       stepwire model import smollm2-135m
       stepwire model import smollm2-135m --dtype float32 --cache /srv/models
+      stepwire model import ./my-llama.Q4_K_M.gguf && stepwire up --model my-llama.Q4_K_M
     """
     cache = cache or cache_folder()
-    folder = bundled_folder(name, cache=cache, dtype=dtype)
-    if name in BUNDLED_MODELS and is_imported(folder):
+    folder = bundled_folder(model, cache=cache, dtype=dtype)
+    if model in BUNDLED_MODELS and name is None and is_imported(folder):
         click.echo(str(folder))
         return
-    _run_worker_service("model", "import", name, f"--dtype={dtype}", f"--cache={cache}")
+    if model not in BUNDLED_MODELS and name is None and not model.endswith(".gguf"):
+        # A folder is there, and a hub id is downloaded by being looked for.
+        click.echo(str(resolve_model(model, cache=cache)))
+        return
+    given = [f"--dtype={dtype}", f"--cache={cache}", *([f"--name={name}"] if name else [])]
+    _run_worker_service("model", "import", model, *given)
 
 
 @model.command("path")
@@ -176,8 +190,10 @@ def model_path(name: str, cache: Path | None) -> None:
 
 
 stepwire.add_command(generate)
+stepwire.add_command(chat)
 stepwire.add_command(probe)
 stepwire.add_command(status)
+stepwire.add_command(top)
 
 
 def _coordinator_config(flags: dict[str, Any], *, default_executor: str) -> CoordinatorConfig:
@@ -192,7 +208,7 @@ def _serve(config: CoordinatorConfig) -> int:
     from common.logs import configure_logging
     from coordinator.app import run_coordinator
 
-    configure_logging("coordinator")
+    configure_logging("coordinator", level=config.serve.log_level, spelling=config.serve.log_format)
     return asyncio.run(run_coordinator(config, ready=_announce))
 
 
@@ -204,6 +220,7 @@ def _announce(serving: "Serving") -> None:
     click.echo(f"  gRPC {serving.grpc_address}")
     if serving.http_url is not None:
         click.echo(f"  HTTP {serving.http_url}/v1")
+        click.echo(f"  console {serving.http_url}")
 
 
 def _import_when_missing(name: str) -> int:
@@ -217,8 +234,19 @@ def _import_when_missing(name: str) -> int:
 
 def _run_worker_service(*arguments: str) -> NoReturn:
     """Become `python -m worker_service`, so that signals and exit code are its own."""
+    _require_torch()
     sys.stdout.flush()
+    hold_sigterm()
     os.execv(sys.executable, _worker_service(*arguments))
+
+
+def _require_torch() -> None:
+    """Refuse what a coordinator's own installation cannot do."""
+    if find_spec("torch") is None:
+        raise click.ClickException(
+            "workers and imports need PyTorch, which is not installed here: "
+            "pip install 'stepwire[worker]', or use the image stepwire-worker"
+        )
 
 
 def _worker_service(*arguments: str) -> list[str]:

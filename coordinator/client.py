@@ -5,6 +5,7 @@ with Client("127.0.0.1:50050") as client:
         ...
 """
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -16,10 +17,10 @@ from stepwire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2_grpc
 from stepwire.v1 import inference_pb2 as pb
 
 from common.codecs.place_codec import decode_rank
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, RequestTooLarge
 from common.requests import FinishReason
 from common.rpc.client import client_options, connect, invoke
-from common.rpc.server import MAX_MESSAGE_BYTES
+from common.rpc.server import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 from common.rpc.status import service_errors
 from coordinator.engine.cluster_status import ClusterStatus, LostGeneration
 from coordinator.engine.generation import (
@@ -59,6 +60,7 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     priority: int
+    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,22 +87,29 @@ class AsyncClient:
     ) -> AsyncGenerator[TextDelta]:
         """Stream an answer; leaving early (`contextlib.aclosing`) ends the request.
 
-        num_prompt_tokens and num_cached_tokens are known in the last delta; a log-probability's text_offset
-        is that of its delta.
+        With n > 1 the deltas of all outputs come as they are made, each with its index. num_prompt_tokens
+        and num_cached_tokens are known in an output's last delta; a log-probability's text_offset is
+        that of its delta.
         """
         call = self._inference.Generate(_encode_request(prompt, options), timeout=self._timeout)
-        answer = _Answer()
+        answers = _Answers()
         try:
             with service_errors():
                 async for response in call:
-                    yield answer.decode(response)
+                    yield answers.decode(response)
         finally:
             call.cancel()
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> TextDelta:
-        """The whole answer to a text, token ids, or a conversation."""
+        """The whole answer to a text, token ids, or a conversation; the first one where n > 1."""
+        return (await self.complete_all(prompt, **options))[0]
+
+    async def complete_all(
+        self, prompt: Prompt, **options: Unpack[GenerateOptions]
+    ) -> tuple[TextDelta, ...]:
+        """All n whole answers."""
         async with aclosing(self.generate(prompt, **options)) as deltas:
-            return _join([delta async for delta in deltas])
+            return _join_each([delta async for delta in deltas])
 
     async def chat(
         self, turns: Iterable[ChatTurn], **options: Unpack[GenerateOptions]
@@ -161,18 +170,24 @@ class Client:
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generator[TextDelta]:
         """Stream an answer; closing the generator early ends the request."""
         call = self._inference.Generate(_encode_request(prompt, options), timeout=self._timeout)
-        answer = _Answer()
+        answers = _Answers()
         try:
             with service_errors():
                 for response in call:
-                    yield answer.decode(response)
+                    yield answers.decode(response)
         finally:
             # A call left open would keep the interpreter from ending.
             call.cancel()
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> TextDelta:
-        """The whole answer to a text, token ids, or a conversation."""
-        return _join(list(self.generate(prompt, **options)))
+        """The whole answer to a text, token ids, or a conversation; the first one where n > 1."""
+        return self.complete_all(prompt, **options)[0]
+
+    def complete_all(
+        self, prompt: Prompt, **options: Unpack[GenerateOptions]
+    ) -> tuple[TextDelta, ...]:
+        """All n whole answers."""
+        return _join_each(list(self.generate(prompt, **options)))
 
     def chat(self, turns: Iterable[ChatTurn], **options: Unpack[GenerateOptions]) -> TextDelta:
         """The whole answer to a conversation."""
@@ -232,11 +247,26 @@ def _encode_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRe
         request.conversation.CopyFrom(pb.Conversation(messages=messages))
     else:
         request.token_ids.CopyFrom(pb.TokenIds(ids=cast("Sequence[int]", prompt)))
+    if (num_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
+        raise RequestTooLarge(
+            f"the request has {num_bytes} bytes, at most {MAX_REQUEST_BYTES} are read"
+        )
     return request
 
 
+class _Answers:
+    """Decodes the responses of one request by output."""
+
+    def __init__(self) -> None:
+        self._by_index: defaultdict[int, _Answer] = defaultdict(_Answer)
+
+    def decode(self, response: pb.GenerateResponse) -> TextDelta:
+        """The next delta of whichever output it belongs to."""
+        return self._by_index[response.index].decode(response)
+
+
 class _Answer:
-    """Decodes the responses of one request, counting what came before each."""
+    """Decodes the responses of one output, counting what came before each."""
 
     def __init__(self) -> None:
         self._num_generated_tokens = 0
@@ -252,6 +282,7 @@ class _Answer:
             num_generated_tokens=self._num_generated_tokens + len(response.token_ids),
             logprobs=tuple(self._position(position) for position in response.logprobs) or None,
             finish_reason=FINISH_REASONS.get(response.finish_reason),
+            index=response.index,
         )
         self._num_generated_tokens += len(delta.token_ids)
         self._num_characters += len(delta.text)
@@ -270,6 +301,13 @@ def _decode_token(token: pb.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(
         token_id=token.token_id, token_bytes=token.token.encode(), logprob=token.logprob
     )
+
+
+def _join_each(deltas: Sequence[TextDelta]) -> tuple[TextDelta, ...]:
+    by_index: defaultdict[int, list[TextDelta]] = defaultdict(list)
+    for delta in deltas:
+        by_index[delta.index].append(delta)
+    return tuple(_join(by_index[index]) for index in sorted(by_index))
 
 
 def _join(deltas: Sequence[TextDelta]) -> TextDelta:

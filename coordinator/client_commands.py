@@ -1,10 +1,11 @@
-"""The commands that talk to a running server: `generate`, `status` and `probe`.
+"""The commands that talk to a running server: `generate`, `chat`, `status` and `probe`.
 
 They import their clients when they run, since a probe must not pay for anything but a probe.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,28 +17,41 @@ if TYPE_CHECKING:
     from coordinator.engine.generation import ChatTurn
     from coordinator.probe import Probe
 
+ADDRESS = "127.0.0.1:50050"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 TLS_NAMES = ("ca_cert", "client_cert", "client_key", "server_name")
+
+
+QUESTION_OPTIONS = (
+    click.option("--address", default=ADDRESS, show_default=True, help="HOST:PORT of gRPC."),
+    click.option("--model", default="", help="Model's name  [default: the only one served]"),
+    click.option("--system", help="What the model is told before the conversation."),
+    click.option("--max-tokens", type=click.IntRange(1, 2**31), help="Most tokens to generate."),
+    click.option("--temperature", type=float, help="Softmax temperature; 0 is greedy."),
+    click.option("--top-k", type=click.IntRange(0, 2**31), help="Keep so many most likely tokens."),
+    click.option("--top-p", type=float, help="Nucleus mass in (0, 1]."),
+    click.option("--min-p", type=float, help="Relative probability floor in [0, 1]."),
+    click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Same seed, same tokens."),
+)
+"""Where to ask, and how answers are drawn."""
+
+
+def _question_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(QUESTION_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--prompt", "prompt_option", help="The prompt, instead of the argument.")
-@click.option("--address", default="127.0.0.1:50050", show_default=True, help="HOST:PORT of gRPC.")
-@click.option("--model", default="", help="Model's name  [default: the only one served]")
 @click.option(
     "--chat/--no-chat",
     default=True,
     show_default=True,
     help="Ask as a user in a conversation, or continue the text as it is.",
 )
-@click.option("--system", help="What the model is told before the conversation.")
-@click.option("--max-tokens", type=click.IntRange(1, 2**31), help="Most tokens to generate.")
-@click.option("--temperature", type=float, help="Softmax temperature; 0 is greedy.")
-@click.option("--top-k", type=click.IntRange(0, 2**31), help="Keep this many most likely tokens.")
-@click.option("--top-p", type=float, help="Nucleus mass in (0, 1].")
-@click.option("--min-p", type=float, help="Relative probability floor in [0, 1].")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Same seed, same tokens.")
+@_question_options
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 @click.option("--stats", is_flag=True, help="Print counts and times even when not on a terminal.")
@@ -67,19 +81,46 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     turns = _conversation(question, options.pop("system")) if options.pop("chat") else question
     address = options.pop("address")
     given: Any = {name: value for name, value in options.items() if value is not None}
-    try:
+    with _hint_where_nobody_serves(address):
         stats = ask(turns, given, address=address, write=_write)
-    except WorkerLost:
-        raise
-    except Unavailable as error:
-        raise Unavailable(f"{address}: {error}; does `stepwire up` serve there?") from error
     click.echo()
     if show_stats:
         click.echo(str(stats), err=True)
 
 
 @click.command()
-@click.option("--address", default="127.0.0.1:50050", show_default=True, help="HOST:PORT of gRPC.")
+@_question_options
+def chat(*, address: str, system: str | None, **options: Any) -> None:
+    """Talk with a model: every question carries the conversation so far.
+
+    Ctrl-C stops an answer, /reset begins anew, /quit or Ctrl-D leaves.
+
+    \b
+    Examples:
+      stepwire chat
+      stepwire chat --system "Answer in one sentence." --temperature 0
+      stepwire chat --address 10.0.0.1:50050 < questions.txt
+    """
+    from coordinator.chat_session import ChatSession
+    from coordinator.client import Client
+
+    given: Any = {name: value for name, value in options.items() if value is not None}
+    is_terminal = sys.stdin.isatty()
+    with Client(address) as client:
+        with _hint_where_nobody_serves(address):
+            (served, *_) = client.list_models()
+        if is_terminal:
+            click.echo(f"{served.name} listens; /help lists commands, /quit leaves")
+        ChatSession(
+            ask=lambda turns: client.generate(turns, **given),
+            read_line=_typed_line if is_terminal else _piped_line,
+            write=_write,
+            system=system,
+        ).run()
+
+
+@click.command()
+@click.option("--address", default=ADDRESS, show_default=True, help="HOST:PORT of gRPC.")
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 def status(address: str, *, is_json: bool) -> None:
     """Tell what a coordinator does: its workers, what it waits for, what it lost and why.
@@ -178,3 +219,33 @@ def _probe_request(**options: Any) -> "Probe":
 
 def _write(text: str) -> None:
     click.echo(text, nl=False)
+
+
+@contextmanager
+def _hint_where_nobody_serves(address: str) -> Iterator[None]:
+    """Name address and remedy where there is no service; a lost worker has a cause of its own."""
+    try:
+        yield
+    except WorkerLost:
+        raise
+    except Unavailable as error:
+        raise Unavailable(f"{address}: {error}; does `stepwire up` serve there?") from error
+
+
+def _typed_line() -> str:
+    """A line typed at a terminal, with editing and the lines before it at hand."""
+    import readline  # noqa: F401 - `input` uses it once it is there
+
+    try:
+        return input("> ")
+    except EOFError:
+        # Ctrl-D leaves the cursor behind the prompt.
+        click.echo()
+        raise
+
+
+def _piped_line() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line

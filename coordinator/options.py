@@ -1,6 +1,6 @@
 """Configuration slices as command-line options: the flags are the settings, no list is kept twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,21 @@ def config_options(kind: type[CoordinatorConfig] | type[WorkerConfig]) -> Callab
         )(command)
 
     return add
+
+
+def given_flags(values: Mapping[str, object]) -> list[str]:
+    """The arguments that give another command these values of options; what is None is left out."""
+    return [
+        _argument(name.replace("_", "-"), value)
+        for name, value in values.items()
+        if value is not None
+    ]
+
+
+def _argument(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def _option(spec: FlagSpec) -> Callable[[Command], Command]:

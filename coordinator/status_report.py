@@ -1,11 +1,9 @@
 """What a coordinator says of itself: as lines for people, and as JSON for programs."""
 
 import json
-from dataclasses import asdict
 from datetime import UTC, datetime
-from enum import Enum
 
-from coordinator.engine.cluster_status import ClusterStatus, LostGeneration
+from coordinator.engine.cluster_status import ClusterStatus, LostGeneration, plain_status
 from coordinator.executors.topology import WorkerTopology
 
 
@@ -40,7 +38,7 @@ def status_lines(status: ClusterStatus) -> list[str]:
 
 def status_json(status: ClusterStatus) -> str:
     """One object with the fields of ClusterStatus."""
-    return json.dumps(asdict(status), default=_plain)
+    return json.dumps(plain_status(status))
 
 
 def _worker_line(worker: WorkerTopology) -> str:
@@ -56,8 +54,3 @@ def _worker_line(worker: WorkerTopology) -> str:
 def _lost_line(lost: LostGeneration) -> str:
     ended = datetime.fromtimestamp(lost.ended_at, UTC).isoformat(sep=" ", timespec="seconds")
     return f"  lost generation {lost.generation}  {ended}  {lost.cause}"
-
-
-def _plain(value: object) -> str:
-    assert isinstance(value, Enum), "every other value of a status is JSON already"
-    return value.value

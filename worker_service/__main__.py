@@ -2,19 +2,21 @@
 
 The one line on stdout is JSON and says where the worker is reached once it is; the log goes to
 stderr. Exit codes: 0 asked to end, 1 the device was lost, 2 a flag or setting cannot work, 70 the
-device is stuck.
+device is stuck, 143 asked to end before it was ready.
 """
 
 import argparse
 import asyncio
 import json
 import sys
+from argparse import BooleanOptionalAction
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config import WorkerConfig
 from common.config_loader import environment, flag_specs, load_config
+from common.early_end import end_on_sigterm
 from common.errors import ConfigError
 from common.logs import configure_logging
 
@@ -44,9 +46,9 @@ def run_worker_command(
     """Serve as a worker until told to end, on a ModelRunner or what stands in its place."""
     flags = vars(_parser().parse_args(arguments))
     file, exit_with_stdin = flags.pop("config"), flags.pop("exit_with_stdin")
-    configure_logging("worker")
     try:
         config = load_config(WorkerConfig, file=file, environ=environment(), flags=flags)
+        configure_logging("worker", level=config.log_level, spelling=config.log_format)
         # Imported here because it brings torch, which a wrong flag or --help need not wait for.
         from worker_service.app import run_worker
         from worker_service.runner.model_runner import ModelRunner
@@ -71,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     for spec in flag_specs(WorkerConfig):
         # No argparse default: an absent flag leaves the value to environment and file.
+        if spec.type is bool:
+            parser.add_argument(
+                f"--{spec.name}", action=BooleanOptionalAction, default=None, help=spec.help
+            )
+            continue
         shown = "" if spec.default is None else f" (default: {spec.default})"
         parser.add_argument(f"--{spec.name}", type=spec.type, help=spec.help + shown)
     parser.add_argument("--config", type=Path, help="TOML file with a [worker] table")
@@ -89,9 +96,12 @@ def _print_ready(ready: "Ready") -> None:
         "tensor_endpoint": ready.tensor_endpoint,
         "incarnation": ready.incarnation,
     }
+    if ready.metrics_address:
+        line["metrics_address"] = ready.metrics_address
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main(sys.argv[1:]))

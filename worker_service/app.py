@@ -4,25 +4,31 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stepwire.v1 import worker_pb2
 from stepwire.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
-from common.channels.channel import TensorChannels
+from common.call_times import CALL_METRICS, CallTimes
 from common.channels.zmq_channel import ZmqChannels
 from common.clock import SystemClock
 from common.config import WorkerConfig, join_address, split_address
 from common.errors import ServiceError
 from common.health import HealthBoard
 from common.logs import get_logger
+from common.metrics import TableCollector, new_registry
+from common.metrics_listener import metrics_listener
 from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import add_reflection, bind, build_server
 from common.tasks import TaskSupervisor
+from common.tracing import make_tracer
 from worker_service.ending import Ending
 from worker_service.lifecycle import State
+from worker_service.metrics import WORKER_METRICS, read_worker_state
 from worker_service.readiness import Readiness
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.servicer import WorkerServicer
@@ -40,11 +46,15 @@ CLOSE_TIMEOUT_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Where a worker that has started is reached, and its random id."""
+    """Where a worker that has started is reached, and its random id.
+
+    metrics_address is empty when metrics are served nowhere.
+    """
 
     address: str
     tensor_endpoint: str
     incarnation: str
+    metrics_address: str = ""
 
 
 async def run_worker(
@@ -60,15 +70,27 @@ async def run_worker(
     cannot be had.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    channels = ZmqChannels(config.tensor_bind, config.tensor_advertise)
-    try:
+    async with AsyncExitStack() as held:
+        channels = ZmqChannels(config.tensor_bind, config.tensor_advertise)
+        held.callback(channels.close)
+        tracer = make_tracer(config.otlp_traces_endpoint, service="stepwire-worker")
+        held.push_async_callback(asyncio.to_thread, tracer.close)
+        registry, calls = new_registry(), CallTimes()
+        metrics = metrics_listener(config.metrics_listen, registry)
+        held.push_async_callback(metrics.stop)
         ending = Ending(drain_timeout=config.drain_timeout)
         health = HealthBoard()
         readiness = Readiness(health)
-        server = build_server(interceptors=[ServiceInterceptor()])
+        server = build_server(interceptors=[ServiceInterceptor(calls=calls)])
         port = bind(server, config.listen)
-        worker = _make_worker(config, channels, readiness, ending, make_runner)
+        make_worker = partial(Worker, config, channels, make_runner=make_runner, tracer=tracer)
+        worker = _make_worker(make_worker, readiness, ending)
         _add_services(server, worker, health)
+        registry.register(TableCollector(CALL_METRICS, lambda: calls))
+        registry.register(
+            TableCollector(WORKER_METRICS, lambda: read_worker_state(worker, channels))
+        )
+        await metrics.start()
         await server.start()
         readiness.started()
         ending.watch_signals()
@@ -79,6 +101,7 @@ async def run_worker(
                 address=_reachable_at(config, port),
                 tensor_endpoint=channels.endpoint,
                 incarnation=worker.incarnation,
+                metrics_address=metrics.address,
             )
         )
         async with TaskSupervisor() as tasks:
@@ -87,16 +110,10 @@ async def run_worker(
         readiness.ended()
         await _stop(server, worker, exit_code)
         return exit_code
-    finally:
-        channels.close()
 
 
 def _make_worker(
-    config: WorkerConfig,
-    channels: TensorChannels,
-    readiness: Readiness,
-    ending: Ending,
-    make_runner: Callable[..., ModelRunner],
+    make_worker: Callable[..., Worker], readiness: Readiness, ending: Ending
 ) -> Worker:
     def state_changed(state: State) -> None:
         readiness.state_changed(state)
@@ -109,7 +126,7 @@ def _make_worker(
         readiness.ended()
         ending.device_lost(str(error))
 
-    worker = Worker(config, channels, on_state=state_changed, make_runner=make_runner)
+    worker = make_worker(on_state=state_changed)
     worker.on_lost(lost)
     return worker
 

@@ -22,6 +22,7 @@ from common.errors import Fenced
 from common.logs import bind_log_context, get_logger
 from common.model_folder import resolve_model
 from common.step import ExecuteResult, ModelRunnerOutput, StepId
+from common.tracing import NoTracer, Tracer
 from common.worker_api import (
     PROTOCOL_VERSION,
     Authority,
@@ -37,6 +38,7 @@ from common.worker_api import (
     MemoryBudget,
     MemoryReport,
     Peer,
+    Rank,
     WorkerActivity,
     WorkerInfo,
 )
@@ -80,6 +82,7 @@ class DeviceSession:
         on_state: Callable[[State], None],
         on_over: Callable[[str], None],
         make_runner: Callable[..., ModelRunner] = ModelRunner,
+        tracer: Tracer | None = None,
     ) -> None:
         self.incarnation = uuid4().hex
         self.board = PhaseBoard(clock)
@@ -87,6 +90,7 @@ class DeviceSession:
         self._device = device
         self._channels = channels
         self._clock = clock
+        self._tracer = tracer or NoTracer()
         self._on_state = on_state
         self._make_runner = make_runner
         self._lifecycle = Lifecycle()
@@ -100,6 +104,12 @@ class DeviceSession:
     def epoch(self) -> int:
         """Epoch of the coordinator that commands, 0 for none; safe from any thread."""
         return self._claim.epoch
+
+    @property
+    def rank(self) -> Rank | None:
+        """The place whose parameters are held, None before any are; safe from any thread."""
+        held = self._held
+        return None if held is None else held.request.rank
 
     def describe(self) -> WorkerInfo:
         """Say what the process is; safe from any thread."""
@@ -291,12 +301,13 @@ class DeviceSession:
             device=self._device.torch_device,
             clock=self._clock,
             board=self.board,
+            tracer=self._tracer,
         )
 
     def _leave_generation(self) -> None:
         """Close the links of a generation that is over, and forget its requests."""
         if self._generation is not None:
-            self._generation.links.close()
+            self._generation.leave()
             self._generation = None
             self._loaded.runner.forget_requests()
 

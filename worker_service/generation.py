@@ -9,8 +9,10 @@ from common.channels.channel import TensorChannels
 from common.clock import Clock
 from common.errors import InvalidRequest
 from common.step import ExecuteResult, ModelRunnerOutput, StepId
+from common.tracing import Tracer
 from common.worker_api import BeginGeneration, ExecuteModel, LoadModel
 from worker_service.phase_board import PhaseBoard
+from worker_service.request_spans import RequestSpans
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.stage_links import StageLinks
 from worker_service.step_executor import StepExecutor
@@ -35,6 +37,12 @@ class Generation:
     token: CancelToken
     links: StageLinks
     steps: StepExecutor
+    spans: RequestSpans
+
+    def leave(self) -> None:
+        """Close the links and end what was traced of its requests."""
+        self.links.close()
+        self.spans.end_all()
 
     def execute(self, request: ExecuteModel) -> ExecuteResult:
         """Run an execute phase; raises Cancelled, running nothing, when the generation is over."""
@@ -62,6 +70,7 @@ def join_generation(
     device: torch.device,
     clock: Clock,
     board: PhaseBoard,
+    tracer: Tracer,
 ) -> Generation:
     """A generation without steps so far; the links of the one before it are closed."""
     channels.begin(
@@ -80,5 +89,6 @@ def join_generation(
         board=board,
     )
     guard = StepGuard(epoch=epoch, generation=request.generation)
-    steps = StepExecutor(runner, guard, links, clock=clock, board=board)
-    return Generation(number=request.generation, token=token, links=links, steps=steps)
+    spans = RequestSpans(tracer, rank=request.rank)
+    steps = StepExecutor(runner, guard, links, clock=clock, board=board, spans=spans)
+    return Generation(number=request.generation, token=token, links=links, steps=steps, spans=spans)

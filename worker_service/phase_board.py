@@ -12,6 +12,7 @@ from threading import Lock
 from common.clock import Clock
 from common.step import StepId
 from common.worker_api import DevicePhase, Rank
+from worker_service.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,9 @@ class PhaseBoard:
         self._hung: DeviceActivity | None = None
         self.num_prefill_tokens = 0
         """Tokens computed for prompts, and again after preemptions, of whatever generation."""
+        self.step_times = StepTimes()
+        self.seconds_by_phase: dict[DevicePhase, float] = dict.fromkeys(DevicePhase, 0.0)
+        """How long the thread was in each phase, phases that are over alone."""
 
     @property
     def activity(self) -> DeviceActivity:
@@ -117,4 +121,6 @@ class PhaseBoard:
 
     def _enter(self, activity: DeviceActivity) -> None:
         with self._lock:
+            before = self._activity
+            self.seconds_by_phase[before.phase] += activity.since - before.since
             self._activity = activity

@@ -26,6 +26,7 @@ from common.step import (
 )
 from common.worker_api import ExecuteModel
 from worker_service.phase_board import PhaseBoard
+from worker_service.request_spans import RequestSpans
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.runner.stage_tensors import to_wire
 from worker_service.stage_links import StageLinks, TimedInputs
@@ -45,12 +46,15 @@ class StepExecutor:
         *,
         clock: Clock,
         board: PhaseBoard,
+        spans: RequestSpans | None = None,
     ) -> None:
         self._runner = runner
         self._guard = guard
         self._links = links
         self._clock = clock
         self._board = board
+        self._spans = spans or RequestSpans()
+        self._output: SchedulerOutput | None = None
         self._deadline: float | None = None
         self._forward_timings = StepTimings()
 
@@ -67,6 +71,8 @@ class StepExecutor:
         self._runner.validate(output)
         inputs = self._links.inputs(key, request.intermediate_tensors)
         self._deadline = request.deadline
+        self._output = output
+        self._spans.note_step(output)
         with self._running(key):
             result = self._run_forward(output, inputs)
             self._guard.executed(output.step_id, is_sample_due=result is None)
@@ -85,6 +91,7 @@ class StepExecutor:
                 compute_start_ns=started_ns, compute_end_ns=self._clock.monotonic_ns()
             )
             self._links.feed_back(step_id, self._runner.last_sampled)
+            self._board.step_times.note_sample(timings)
             return replace(sampled, timings=timings)
 
     def execute_and_sample(self, request: ExecuteModel) -> ExecuteResult:
@@ -106,6 +113,9 @@ class StepExecutor:
             compute_start_ns=inputs.received_ns or started_ns,
             compute_end_ns=self._clock.monotonic_ns(),
             wait_input_ns=inputs.wait_ns or 0,
+        )
+        self._board.step_times.note_execute(
+            self._forward_timings, has_waited=inputs.wait_ns is not None
         )
         return result
 
@@ -150,7 +160,11 @@ class StepExecutor:
             self._guard.fail(failure)
             logger.warning(
                 "step failed",
-                extra={"step": key.step_id.step, "cause": str(failure)},
+                extra={
+                    "step": key.step_id.step,
+                    "cause": str(failure),
+                    "trace_ids": self._spans.trace_ids(self._output) if self._output else [],
+                },
                 exc_info=not isinstance(error, Cancelled),
             )
             raise failure from error

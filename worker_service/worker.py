@@ -14,6 +14,7 @@ from common.clock import Clock, SystemClock
 from common.config import WorkerConfig
 from common.errors import ServiceError, WorkerLost
 from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
+from common.tracing import Tracer
 from common.worker_api import (
     Authority,
     BeginGeneration,
@@ -26,6 +27,7 @@ from common.worker_api import (
     MemoryBudget,
     MemoryReport,
     Peer,
+    Rank,
     WorkerActivity,
     WorkerInfo,
 )
@@ -59,6 +61,7 @@ class Worker:
         clock: Clock | None = None,
         on_state: Callable[[State], None] = _ignore_state,
         make_runner: Callable[..., ModelRunner] = ModelRunner,
+        tracer: Tracer | None = None,
     ) -> None:
         self.address = ""
         self._loop = get_running_loop()
@@ -76,6 +79,7 @@ class Worker:
             on_state=lambda state: self._call_on_loop(self._report_state, state),
             on_over=self._report_over,
             make_runner=make_runner,
+            tracer=tracer,
         )
         self._gate = self._session.gate
         self._thread = DeviceThread(
@@ -91,6 +95,15 @@ class Worker:
     def epoch(self) -> int:
         """Epoch of the coordinator that commands the worker, 0 when none does."""
         return self._session.epoch
+
+    @property
+    def rank(self) -> Rank | None:
+        """The place whose parameters are held, None before any are."""
+        return self._session.rank
+
+    def activity(self) -> WorkerActivity:
+        """What the worker is doing now."""
+        return self._session.activity()
 
     @property
     def board(self) -> PhaseBoard:

@@ -5,10 +5,13 @@ one tensor each, and the first message of a link is HELLO. The sockets are the t
 """
 
 import socket
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import zmq
 
+from common.channels.link_traffic import LinkTraffic
 from common.channels.mailbox import ChannelMember, Mailbox, MailboxReceiver
 from common.channels.zmq_transport import Link, ZmqTransport
 from common.codecs.channel_codec import (
@@ -64,6 +67,7 @@ class ZmqChannels:
         max_part_bytes: int = MAX_TENSOR_BYTES,
     ) -> None:
         self.num_malformed = 0
+        self.traffic = LinkTraffic()
         self._mailbox = Mailbox()
         self._member: ChannelMember | None = None
         self._capacity = 0
@@ -107,7 +111,13 @@ class ZmqChannels:
             ) from error
         self._transport.open(link)
         self._links.append(link)
-        return ZmqSender(self._transport, link, member=self._member, capacity=self._capacity)
+        return ZmqSender(
+            self._transport,
+            link,
+            member=self._member,
+            capacity=self._capacity,
+            note_sent=partial(self.traffic.note_sent, peer.rank),
+        )
 
     def receiver(self) -> MailboxReceiver:
         """The mailbox."""
@@ -154,6 +164,8 @@ class ZmqChannels:
             # The key is known, so whoever waits for it hears of the damage at once.
             self._count_malformed(error)
             delivery = error
+        num_bytes = sum(buffer.nbytes for buffer in buffers)
+        self.traffic.note_received(header.sender, num_bytes)
         self._mailbox.deliver(sender, header.key, delivery)
 
     def _count_malformed(self, error: TensorError) -> None:
@@ -180,12 +192,20 @@ class ZmqSender:
     """TensorSender on one link."""
 
     def __init__(
-        self, transport: ZmqTransport, link: Link, *, member: ChannelMember, capacity: int
+        self,
+        transport: ZmqTransport,
+        link: Link,
+        *,
+        member: ChannelMember,
+        capacity: int,
+        note_sent: Callable[[int], None],
     ) -> None:
+        """note_sent is called with the bytes of the tensors of each message."""
         self._transport = transport
         self._link = link
         self._member = member
         self._capacity = capacity
+        self._note_sent = note_sent
         hello = HelloHeader(epoch=member.epoch, generation=member.generation, sender=member.rank)
         transport.send(link, [encode_channel_header(hello)])
 
@@ -207,3 +227,4 @@ class ZmqSender:
         self._transport.send(
             self._link, [encode_channel_header(header), *(tensor.buffer for tensor in tensors)]
         )
+        self._note_sent(sum(tensor.descriptor.num_bytes for tensor in tensors))

@@ -28,6 +28,7 @@ from common.step import (
     StepKey,
     Uint64s,
 )
+from common.trace_context import parse_trace_context
 
 _PHASE = {Phase.EXECUTE: pb.PHASE_EXECUTE, Phase.SAMPLE: pb.PHASE_SAMPLE}
 _PHASE_BY_NUMBER = {number: phase for phase, number in _PHASE.items()}
@@ -78,6 +79,7 @@ def encode_scheduler_output(output: SchedulerOutput) -> pb.SchedulerOutput:
 
 
 def _encode_new_request(request: NewRequest) -> pb.NewRequest:
+    trace = request.trace
     return pb.NewRequest(
         handle=request.handle,
         token_ids=encode_column(request.token_ids, INT32),
@@ -85,6 +87,8 @@ def _encode_new_request(request: NewRequest) -> pb.NewRequest:
         sampling=encode_sampling_params(request.sampling),
         block_ids=encode_rows(request.block_ids),
         num_computed_tokens=request.num_computed_tokens,
+        traceparent=None if trace is None else trace.traceparent,
+        tracestate=None if trace is None else trace.state or None,
     )
 
 
@@ -155,6 +159,8 @@ def _decode_new_request(request: pb.NewRequest, *, field: str) -> NewRequest:
         sampling=decode_sampling_params(request.sampling),
         block_ids=decode_rows(request.block_ids, field=f"{field}.block_ids"),
         num_computed_tokens=request.num_computed_tokens,
+        # A malformed one is as if it were absent: no step fails for the sake of a trace.
+        trace=parse_trace_context(request.traceparent, request.tracestate),
     )
 
 

@@ -29,6 +29,9 @@ def client_options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        # A worker that was restarted may have another address under the same name, and by default the
+        # name is looked up once in 30 s.
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     )
 
 

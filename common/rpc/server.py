@@ -13,6 +13,9 @@ from common.listening import listen
 # Bytes. Control messages are small; inline tensors of a step must fit.
 MAX_MESSAGE_BYTES = 256 << 20
 
+# Bytes of what a client of the coordinator may ask, by gRPC or HTTP.
+MAX_REQUEST_BYTES = 16 << 20
+
 # Calls that have arrived and wait for the event loop; each holds its request and little else.
 MAX_PENDING_CALLS = 1 << 16
 

@@ -11,10 +11,12 @@ import grpc
 from grpc import StatusCode
 
 from common import errors
-from common.errors import InvalidRequest, ServiceError
+from common.errors import RETRY_AFTER_SECONDS, ServiceError
 
 ERROR_CLASS_KEY = "stepwire-error"
 ERROR_PARAM_KEY = "stepwire-error-param"
+RETRY_KEY = "grpc-retry-pushback-ms"
+"""What gRPC clients that retry by themselves wait; others may read it."""
 # Bytes. gRPC refuses a response whose metadata, the status message included, passes 8 KiB.
 MAX_DETAILS_BYTES = 2048
 
@@ -24,7 +26,11 @@ ERROR_BY_NAME: dict[str, type[ServiceError]] = {
         ServiceError,
         errors.ConfigError,
         errors.InvalidRequest,
+        errors.ContextLengthExceeded,
+        errors.RequestTooLarge,
         errors.NotFound,
+        errors.ModelNotFound,
+        errors.Unimplemented,
         errors.AlreadyExists,
         errors.Overloaded,
         errors.Unavailable,
@@ -33,6 +39,7 @@ ERROR_BY_NAME: dict[str, type[ServiceError]] = {
         errors.Cancelled,
         errors.CacheFull,
         errors.ModelError,
+        errors.ModelMissing,
         errors.WrongState,
         errors.TensorError,
         errors.StepRefused,
@@ -48,6 +55,7 @@ ERROR_BY_NAME: dict[str, type[ServiceError]] = {
 _ERROR_BY_CODE: dict[StatusCode, type[ServiceError]] = {
     StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     StatusCode.NOT_FOUND: errors.NotFound,
+    StatusCode.UNIMPLEMENTED: errors.Unimplemented,
     StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
     StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
     StatusCode.UNAVAILABLE: errors.Unavailable,
@@ -69,8 +77,10 @@ def to_status(error: ServiceError) -> tuple[StatusCode, str]:
 def to_metadata(error: ServiceError) -> tuple[tuple[str, str], ...]:
     """The trailing metadata that lets `from_rpc_error` restore the class."""
     metadata = ((ERROR_CLASS_KEY, _wire_name(type(error))),)
-    if isinstance(error, InvalidRequest) and error.param is not None and error.param.isascii():
+    if error.param is not None and error.param.isascii():
         metadata += ((ERROR_PARAM_KEY, error.param),)
+    if error.retryable:
+        metadata += ((RETRY_KEY, str(RETRY_AFTER_SECONDS * 1000)),)
     return metadata
 
 
@@ -86,10 +96,10 @@ def from_rpc_error(error: grpc.RpcError) -> ServiceError:
     metadata = {key: value for key, value in error.trailing_metadata() or ()}
     name = metadata.get(ERROR_CLASS_KEY)
     kind = ERROR_BY_NAME.get(str(name)) or _ERROR_BY_CODE.get(error.code(), ServiceError)
-    if kind is InvalidRequest:
-        param = metadata.get(ERROR_PARAM_KEY)
-        return InvalidRequest(details, param=None if param is None else str(param))
-    return kind(details)
+    arrived, param = kind(details), metadata.get(ERROR_PARAM_KEY)
+    if param is not None:
+        arrived.param = str(param)
+    return arrived
 
 
 @contextmanager

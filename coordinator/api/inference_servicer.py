@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -9,14 +10,17 @@ from stepwire.v1 import inference_pb2 as pb
 from stepwire.v1 import inference_pb2_grpc
 
 from common.requests import FinishReason
+from common.rpc.interceptors import trace_of
 from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import (
     ChatTurn,
     GenerationInput,
     PositionLogprobs,
+    Prompt,
     TextDelta,
     TokenLogprob,
 )
+from coordinator.engine.limits import check_logit_bias
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -38,10 +42,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncGenerator[pb.GenerateResponse]:
-        """Stream the output of one request."""
-        asked = decode_generate(request)
-        async with await self._gate.engine.generate(asked) as stream:
-            async for delta in stream:
+        """Stream the outputs of one request."""
+        check_logit_bias(len(request.logit_bias))
+        asked = replace(decode_generate(request), trace=trace_of(context))
+        async with await self._gate.engine.generate(asked) as outputs:
+            async for delta in outputs:
                 yield encode_delta(asked.request_id, delta)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
@@ -66,7 +71,8 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
     return GenerationInput(
         request_id=request.request_id or f"gen-{uuid.uuid4().hex}",
         model=request.model,
-        prompt=_prompt(request),
+        prompts=(_prompt(request),),
+        n=_optional(request, "n"),
         max_tokens=_optional(request, "max_tokens"),
         temperature=_optional(request, "temperature"),
         top_k=_optional(request, "top_k"),
@@ -82,9 +88,10 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
 
 
 def encode_delta(request_id: str, delta: TextDelta) -> pb.GenerateResponse:
-    """One response; usage stands on the last one only."""
+    """One response; usage stands on the last one of each output only."""
     response = pb.GenerateResponse(
         request_id=request_id,
+        index=delta.index,
         text=delta.text,
         token_ids=delta.token_ids,
         logprobs=[_encode_position(position) for position in delta.logprobs or ()],
@@ -97,7 +104,7 @@ def encode_delta(request_id: str, delta: TextDelta) -> pb.GenerateResponse:
     return response
 
 
-def _prompt(request: pb.GenerateRequest) -> str | tuple[int, ...] | tuple[ChatTurn, ...]:
+def _prompt(request: pb.GenerateRequest) -> Prompt:
     match request.WhichOneof("prompt"):
         case "token_ids":
             return tuple(request.token_ids.ids)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from common.requests import FinishReason
+from coordinator.api.token_usage import TokenUsage
 from coordinator.engine.generation import PositionLogprobs, TextDelta, TokenLogprob
 
 Body = dict[str, Any]
@@ -12,11 +13,12 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What every chunk of an answer repeats; created is Unix seconds."""
+    """What every chunk of an answer repeats; created is Unix seconds, num_outputs counts choices."""
 
     id: str
     model: str
     created: int
+    num_outputs: int = 1
 
 
 class AnswerFormat(Protocol):
@@ -32,12 +34,12 @@ class AnswerFormat(Protocol):
         """The chunk of one delta."""
         ...
 
-    def usage_chunk(self, last: TextDelta) -> Body:
+    def usage_chunk(self, usage: TokenUsage) -> Body:
         """The chunk that ends a stream whose client wants counts."""
         ...
 
-    def whole(self, deltas: Sequence[TextDelta]) -> Body:
-        """The answer in one piece; deltas holds at least the last one."""
+    def whole(self, deltas: Sequence[TextDelta], usage: TokenUsage) -> Body:
+        """The answer in one piece; deltas holds the last one of every output."""
         ...
 
 
@@ -56,13 +58,14 @@ class CompletionFormat:
         """New text and its log-probabilities."""
         return self._body(self._choice([delta]))
 
-    def usage_chunk(self, last: TextDelta) -> Body:
+    def usage_chunk(self, usage: TokenUsage) -> Body:
         """Counts, and no choice."""
-        return self._body() | {"usage": usage(last)}
+        return self._body() | {"usage": _usage_body(usage)}
 
-    def whole(self, deltas: Sequence[TextDelta]) -> Body:
-        """The whole text with counts."""
-        return self._body(self._choice(deltas)) | {"usage": usage(deltas[-1])}
+    def whole(self, deltas: Sequence[TextDelta], usage: TokenUsage) -> Body:
+        """The whole texts with counts."""
+        choices = [self._choice(own) for own in _by_output(deltas)]
+        return self._body(*choices) | {"usage": _usage_body(usage)}
 
     def _body(self, *choices: Body) -> Body:
         return _head_body(self.head, "text_completion") | {"choices": list(choices)}
@@ -70,7 +73,7 @@ class CompletionFormat:
     def _choice(self, deltas: Sequence[TextDelta]) -> Body:
         positions = _positions(deltas)
         return {
-            "index": 0,
+            "index": deltas[-1].index,
             "text": "".join(delta.text for delta in deltas),
             "logprobs": None if positions is None else _legacy_logprobs(positions),
             "finish_reason": _finish_reason(deltas[-1]),
@@ -85,46 +88,57 @@ class ChatFormat:
         self.head = head
 
     def opening(self) -> list[Body]:
-        """The chunk that names the speaker."""
-        return [self._chunk({"role": "assistant", "content": ""})]
+        """The chunks that name the speaker of each choice."""
+        role = {"role": "assistant", "content": ""}
+        return [self._chunk(role, index) for index in range(self.head.num_outputs)]
 
     def chunk(self, delta: TextDelta) -> Body:
         """New text and its log-probabilities."""
-        body = self._chunk({"content": delta.text} if delta.text else {})
+        body = self._chunk({"content": delta.text} if delta.text else {}, delta.index)
         choice = body["choices"][0]
         choice["logprobs"] = _chat_logprobs([delta])
         choice["finish_reason"] = _finish_reason(delta)
         return body
 
-    def usage_chunk(self, last: TextDelta) -> Body:
+    def usage_chunk(self, usage: TokenUsage) -> Body:
         """Counts, and no choice."""
         head = _head_body(self.head, "chat.completion.chunk")
-        return head | {"choices": [], "usage": usage(last)}
+        return head | {"choices": [], "usage": _usage_body(usage)}
 
-    def whole(self, deltas: Sequence[TextDelta]) -> Body:
-        """The whole message with counts."""
+    def whole(self, deltas: Sequence[TextDelta], usage: TokenUsage) -> Body:
+        """The whole messages with counts."""
+        choices = [self._choice(own) for own in _by_output(deltas)]
+        head = _head_body(self.head, "chat.completion")
+        return head | {"choices": choices, "usage": _usage_body(usage)}
+
+    def _choice(self, deltas: Sequence[TextDelta]) -> Body:
         text = "".join(delta.text for delta in deltas)
-        choice = {
-            "index": 0,
+        return {
+            "index": deltas[-1].index,
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": _chat_logprobs(deltas),
             "finish_reason": _finish_reason(deltas[-1]),
         }
-        head = _head_body(self.head, "chat.completion")
-        return head | {"choices": [choice], "usage": usage(deltas[-1])}
 
-    def _chunk(self, delta: Body) -> Body:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _chunk(self, delta: Body, index: int) -> Body:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return _head_body(self.head, "chat.completion.chunk") | {"choices": [choice]}
 
 
-def usage(last: TextDelta) -> Body:
-    """Tokens counted at the last delta."""
+def _by_output(deltas: Sequence[TextDelta]) -> list[list[TextDelta]]:
+    """The deltas of each output, in the order of the outputs."""
+    by_index: dict[int, list[TextDelta]] = {}
+    for delta in deltas:
+        by_index.setdefault(delta.index, []).append(delta)
+    return [by_index[index] for index in sorted(by_index)]
+
+
+def _usage_body(usage: TokenUsage) -> Body:
     return {
-        "prompt_tokens": last.num_prompt_tokens,
-        "completion_tokens": last.num_generated_tokens,
-        "total_tokens": last.num_prompt_tokens + last.num_generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": last.num_cached_tokens},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 

@@ -1,17 +1,19 @@
 """The HTTP routes OpenAI clients use, and /health and /version for operators."""
 
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from common.clock import Clock
-from common.errors import NotFound, ServiceError
+from common.errors import ModelNotFound, RequestTooLarge, ServiceError
+from common.rpc.server import MAX_REQUEST_BYTES
+from common.trace_context import read_trace_context
+from coordinator.api.body_limit import BodyLimit, UnreadBodyResponse
 from coordinator.api.event_stream import (
     DONE,
     EventStreamResponse,
@@ -19,15 +21,19 @@ from coordinator.api.event_stream import (
     event,
     unless_client_leaves,
 )
+from coordinator.api.json_body import read_body
 from coordinator.api.openai_answers import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from coordinator.api.openai_schema import ChatBody, CompletionBody, GenerationBody
 from coordinator.api.problems import problem, service_error_body, service_error_response
+from coordinator.api.request_ids import RequestIds, request_id_of
+from coordinator.api.token_usage import TokenUsage
 from coordinator.api.unsupported_fields import UnknownFields
 from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import GenerationInput, ServedModel, TextDelta
-from coordinator.engine.text_stream import TextStream
+from coordinator.engine.output_group import Outputs
 
-JSON_TYPE = "application/json"
+COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
+ID_PREFIXES = {COMPLETIONS: "cmpl-", CHAT_COMPLETIONS: "chatcmpl-"}
 
 
 class OpenAIRoutes:
@@ -53,10 +59,7 @@ class OpenAIRoutes:
         router = APIRouter()
         router.add_api_route("/v1/models", self.list_models, methods=["GET"])
         router.add_api_route("/v1/models/{name:path}", self.get_model, methods=["GET"])
-        for path, endpoint in (
-            ("/v1/completions", self.complete),
-            ("/v1/chat/completions", self.chat),
-        ):
+        for path, endpoint in ((COMPLETIONS, self.complete), (CHAT_COMPLETIONS, self.chat)):
             router.add_api_route(path, endpoint, methods=["POST"], response_model=None)
         router.add_api_route("/health", self.health, methods=["GET"], response_model=None)
         router.add_api_route("/version", self.version, methods=["GET"])
@@ -72,18 +75,20 @@ class OpenAIRoutes:
         for model in self._gate.engine.models():
             if model.name == name:
                 return _model_body(model)
-        raise NotFound(f"there is no model {name!r}")
+        raise ModelNotFound(f"there is no model {name!r}")
 
-    async def complete(self, body: CompletionBody, request: Request) -> Response:
-        """Continue a text or token ids."""
+    async def complete(self, request: Request) -> Response:
+        """Continue texts or token ids."""
+        body = await read_body(request, CompletionBody)
         self.unknown_fields.check(body.fields_without_model())
-        asked = body.to_input(f"cmpl-{uuid.uuid4().hex}")
+        asked = _traced(body.to_input(request_id_of(request)), request)
         return await self._answer(request, body, asked, CompletionFormat(self._head(asked)))
 
-    async def chat(self, body: ChatBody, request: Request) -> Response:
+    async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
+        body = await read_body(request, ChatBody)
         self.unknown_fields.check(body.fields_without_model())
-        asked = body.to_input(f"chatcmpl-{uuid.uuid4().hex}")
+        asked = _traced(body.to_input(request_id_of(request)), request)
         return await self._answer(request, body, asked, ChatFormat(self._head(asked)))
 
     async def health(self) -> Response:
@@ -98,7 +103,12 @@ class OpenAIRoutes:
 
     def _head(self, asked: GenerationInput) -> AnswerHead:
         name = asked.model or self._gate.engine.models()[0].name
-        return AnswerHead(id=asked.request_id, model=name, created=int(self._clock.unix_time()))
+        return AnswerHead(
+            id=asked.request_id,
+            model=name,
+            created=int(self._clock.unix_time()),
+            num_outputs=asked.num_sequences,
+        )
 
     async def _answer(
         self,
@@ -107,46 +117,58 @@ class OpenAIRoutes:
         asked: GenerationInput,
         spelling: AnswerFormat,
     ) -> Response:
+        usage = TokenUsage(asked.num_choices)
         if not body.is_streamed:
             deltas = await unless_client_leaves(request.receive, self._collect(asked))
-            return JSONResponse(spelling.whole(deltas))
+            for delta in deltas:
+                usage.add(delta)
+            return JSONResponse(spelling.whole(deltas, usage))
         async with AsyncExitStack() as held:
             # Waiting for the first delta here lets an error before it be an HTTP status.
             work = self._begin(asked, held)
-            first, stream = await unless_client_leaves(request.receive, work)
-            frames = _frames(first, stream, spelling, includes_usage=body.includes_usage)
+            first, outputs = await unless_client_leaves(request.receive, work)
+            frames = _frames(
+                first, outputs, spelling, usage=usage, includes_usage=body.includes_usage
+            )
             return EventStreamResponse(frames, on_close=held.pop_all().aclose)
 
     async def _collect(self, asked: GenerationInput) -> Sequence[TextDelta]:
-        async with await self._gate.engine.generate(asked) as stream:
-            return [delta async for delta in stream]
+        async with await self._gate.engine.generate(asked) as outputs:
+            return [delta async for delta in outputs]
 
     async def _begin(
         self, asked: GenerationInput, held: AsyncExitStack
-    ) -> tuple[TextDelta, TextStream]:
-        stream = await held.enter_async_context(await self._gate.engine.generate(asked))
-        return await anext(stream), stream
+    ) -> tuple[TextDelta, Outputs]:
+        outputs = await self._gate.engine.generate(asked)
+        held.push_async_callback(outputs.aclose)
+        return await anext(outputs), outputs
 
 
 async def _frames(
-    first: TextDelta, stream: TextStream, spelling: AnswerFormat, *, includes_usage: bool
+    first: TextDelta,
+    outputs: Outputs,
+    spelling: AnswerFormat,
+    *,
+    usage: TokenUsage,
+    includes_usage: bool,
 ) -> AsyncGenerator[bytes]:
     """The frames of one streamed answer; an error becomes the last one."""
     try:
         for body in spelling.opening():
             yield event(body)
         chunks = _Chunks(spelling)
-        last = first
+        usage.add(first)
         if _is_worth_a_chunk(first):
             yield chunks.event(first)
-        async for last in stream:
-            if _is_worth_a_chunk(last):
-                yield chunks.event(last)
+        async for delta in outputs:
+            usage.add(delta)
+            if _is_worth_a_chunk(delta):
+                yield chunks.event(delta)
     except ServiceError as error:
         yield event(service_error_body(error))
         return
     if includes_usage:
-        yield event(spelling.usage_chunk(last))
+        yield event(spelling.usage_chunk(usage))
     yield event(DONE)
 
 
@@ -155,21 +177,35 @@ class _Chunks:
 
     def __init__(self, spelling: AnswerFormat) -> None:
         self._spelling = spelling
-        self._texts = TextEvents(lambda text: spelling.chunk(_text_alone(text)))
+        self._texts_by_index: dict[int, TextEvents] = {}
 
     def event(self, delta: TextDelta) -> bytes:
         if delta.text and delta.logprobs is None and delta.finish_reason is None:
-            return self._texts.event(delta.text)
+            return self._texts(delta.index).event(delta.text)
         return event(self._spelling.chunk(delta))
 
+    def _texts(self, index: int) -> TextEvents:
+        texts = self._texts_by_index.get(index)
+        if texts is None:
+            texts = TextEvents(lambda text: self._spelling.chunk(_text_alone(text, index)))
+            self._texts_by_index[index] = texts
+        return texts
 
-def _text_alone(text: str) -> TextDelta:
-    return TextDelta(text=text, token_ids=(), num_prompt_tokens=0, num_generated_tokens=0)
+
+def _text_alone(text: str, index: int) -> TextDelta:
+    return TextDelta(
+        text=text, token_ids=(), num_prompt_tokens=0, num_generated_tokens=0, index=index
+    )
 
 
 def _is_worth_a_chunk(delta: TextDelta) -> bool:
     """Whether a delta says anything an OpenAI client can see; tokens without text do not."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)
+
+
+def _traced(asked: GenerationInput, request: Request) -> GenerationInput:
+    """With the client's span, if its headers name one."""
+    return replace(asked, trace=read_trace_context(request.headers))
 
 
 def _model_body(model: ServedModel) -> dict[str, Any]:
@@ -187,40 +223,17 @@ def build_http_app(routes: OpenAIRoutes) -> FastAPI:
     app = FastAPI(title="Stepwire", docs_url=None, redoc_url=None, strict_content_type=False)
     app.include_router(routes.router())
     app.add_exception_handler(ServiceError, _on_service_error)
-    app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
+    app.add_middleware(BodyLimit, max_bytes=MAX_REQUEST_BYTES)
+    app.add_middleware(RequestIds, prefixes=ID_PREFIXES)
     return app
 
 
 async def _on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    return service_error_response(error)
-
-
-async def _on_bad_body(request: Request, error: Exception) -> Response:
-    """Name the first wrong field; a field with several allowed types has a complaint for each."""
-    assert isinstance(error, RequestValidationError)
-    complaints = error.errors()
-    path = [str(part) for part in complaints[0]["loc"] if part != "body"]
-    param = path[0] if path and complaints[0]["type"] != "json_invalid" else None
-    same = [
-        complaint["msg"]
-        for complaint in complaints
-        if param is not None and param in complaint["loc"]
-    ]
-    message = " or ".join(dict.fromkeys(same)) or _not_an_object(request)
-    return problem(
-        f"{param}: {message}" if param else message, status=400, code="invalid_request", param=param
-    )
-
-
-def _not_an_object(request: Request) -> str:
-    """What is wrong with a body as a whole: its type, which curl sets to a form's, or its text."""
-    content_type = request.headers.get("content-type", JSON_TYPE)
-    if JSON_TYPE in content_type:
-        return "the body is not a JSON object"
-    return f"the body is {content_type}: send JSON with the header Content-Type: {JSON_TYPE}"
+    response = service_error_response(error)
+    return UnreadBodyResponse(response) if isinstance(error, RequestTooLarge) else response
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -1,12 +1,17 @@
 """OpenAI request bodies -> what the engine is asked; ranges are the engine's to check."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import InvalidRequest
-from coordinator.engine.generation import ChatTurn, GenerationInput
+from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt
 from coordinator.engine.limits import check_range
+
+Item = TypeVar("Item")
+
+# Without it every wrong item has a complaint of its own: megabytes of them cost gigabytes.
+_List = Annotated[list[Item], Field(fail_fast=True)]
 
 
 class _Part(BaseModel):
@@ -25,14 +30,16 @@ class GenerationBody(_Part):
     """What both endpoints share; None is the same as leaving a field out."""
 
     model: str = ""
+    n: int | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | _List[str] | None = None
+    stop_token_ids: _List[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
     stream: bool | None = None
@@ -58,6 +65,8 @@ class GenerationBody(_Part):
             raise InvalidRequest("stream_options goes with stream: true", param="stream_options")
         return {
             "model": self.model,
+            "n": self.n,
+            "max_tokens": self._most_tokens(),
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
@@ -69,19 +78,25 @@ class GenerationBody(_Part):
             "priority": self.priority,
         }
 
+    def _most_tokens(self) -> int | None:
+        # Checked here too, since the engine would name the older field.
+        check_range("max_completion_tokens", self.max_completion_tokens)
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return self.max_completion_tokens
+
 
 class CompletionBody(GenerationBody):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | _List[int] | _List[str] | _List[_List[int]]
     logprobs: int | None = None
 
     def to_input(self, request_id: str) -> GenerationInput:
-        """The engine's input; raises InvalidRequest for more than one prompt."""
+        """The engine's input; raises InvalidRequest where fields contradict each other."""
         return GenerationInput(
             request_id=request_id,
-            prompt=_one_prompt(self.prompt),
-            max_tokens=self.max_tokens,
+            prompts=_prompts(self.prompt),
             logprobs=self.logprobs,
             **self.shared_options(),
         )
@@ -98,7 +113,7 @@ class ChatMessage(_Part):
     """A message of a conversation."""
 
     role: str
-    content: str | list[ContentPart]
+    content: str | _List[ContentPart]
 
     def to_turn(self) -> ChatTurn:
         """The engine's turn: parts are joined by newlines, "developer" is "system" by a newer name."""
@@ -111,8 +126,7 @@ class ChatMessage(_Part):
 class ChatBody(GenerationBody):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    messages: _List[ChatMessage]
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -122,8 +136,7 @@ class ChatBody(GenerationBody):
             raise InvalidRequest("messages is empty, at least one is needed", param="messages")
         return GenerationInput(
             request_id=request_id,
-            prompt=tuple(message.to_turn() for message in self.messages),
-            max_tokens=self._most_tokens(),
+            prompts=(tuple(message.to_turn() for message in self.messages),),
             logprobs=self._num_logprobs(),
             **self.shared_options(),
         )
@@ -135,13 +148,6 @@ class ChatBody(GenerationBody):
             fields |= message.model_extra or {}
         return fields
 
-    def _most_tokens(self) -> int | None:
-        # Checked here too, since the engine would name the older field.
-        check_range("max_completion_tokens", self.max_completion_tokens)
-        if self.max_completion_tokens is None:
-            return self.max_tokens
-        return self.max_completion_tokens
-
     def _num_logprobs(self) -> int | None:
         check_range("top_logprobs", self.top_logprobs)
         if self.logprobs:
@@ -151,13 +157,11 @@ class ChatBody(GenerationBody):
         return None
 
 
-def _one_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | tuple[int, ...]:
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> tuple[Prompt, ...]:
+    """One prompt or several: a text or token ids, or a list of those."""
     if isinstance(prompt, str):
-        return prompt
-    if prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise InvalidRequest(
-                f"prompt holds {len(prompt)} prompts, one a request is supported", param="prompt"
-            )
-        return _one_prompt(prompt[0])
-    return tuple(token_id for token_id in prompt if isinstance(token_id, int))
+        return (prompt,)
+    if not prompt or isinstance(prompt[0], int):
+        return (tuple(cast("list[int]", prompt)),)
+    several = cast("list[str] | list[list[int]]", prompt)
+    return tuple(part if isinstance(part, str) else tuple(part) for part in several)

@@ -5,14 +5,9 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from common.errors import InvalidRequest, ServiceError
-
-RETRY_AFTER_SECONDS = 1
+from common.errors import RETRY_AFTER_SECONDS, ServiceError
 
 TYPE_BY_STATUS = {
-    400: "invalid_request_error",
-    404: "not_found_error",
-    409: "conflict_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -40,19 +35,13 @@ def problem(
 
 def service_error_body(error: ServiceError) -> dict[str, Any]:
     """The error object of a service error; its code is the class name in snake case."""
-    return problem_body(
-        str(error), status=error.http_status, code=_code(error), param=_param(error)
-    )
+    return problem_body(str(error), status=error.http_status, code=_code(error), param=error.param)
 
 
 def service_error_response(error: ServiceError) -> JSONResponse:
     """The response a service error ends a request with."""
-    return problem(str(error), status=error.http_status, code=_code(error), param=_param(error))
+    return problem(str(error), status=error.http_status, code=_code(error), param=error.param)
 
 
 def _code(error: ServiceError) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-
-
-def _param(error: ServiceError) -> str | None:
-    return error.param if isinstance(error, InvalidRequest) else None

@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.errors import InvalidRequest
+from coordinator.engine.limits import check_logit_bias
 
 logger = logging.getLogger(__name__)
 
 NOTHING: tuple[Any, ...] = (None,)
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
-    "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
     "repetition_penalty": (None, 1),
@@ -57,8 +56,16 @@ HARMLESS_FIELDS = frozenset(
 """Fields that never change an answer: bookkeeping of OpenAI's own service."""
 
 
+MAX_NAMES = 256
+MAX_NAME_CHARACTERS = 64
+OTHER_NAMES = "(other)"
+
+
 class UnknownFields:
-    """Counts body fields nobody here knows; they are ignored, as clients of all makes expect."""
+    """Counts body fields nobody here knows; they are ignored, as clients of all makes expect.
+
+    Clients choose the names: long ones, and those that come when many are known, are counted together.
+    """
 
     def __init__(self) -> None:
         """Begin at zero."""
@@ -70,11 +77,19 @@ class UnknownFields:
         Raises InvalidRequest naming the field.
         """
         for name, value in extra.items():
-            if name in NEUTRAL_VALUES:
+            if name == "logit_bias":
+                check_logit_bias(len(value) if isinstance(value, dict) else int(value is not None))
+            elif name in NEUTRAL_VALUES:
                 _check_neutral(name, value)
             elif name not in HARMLESS_FIELDS:
-                self.count_by_name[name] += 1
-                logger.debug("unknown body field ignored", extra={"field": name})
+                self._count(name)
+
+    def _count(self, name: str) -> None:
+        is_full = len(self.count_by_name) >= MAX_NAMES and name not in self.count_by_name
+        if is_full or len(name) > MAX_NAME_CHARACTERS:
+            name = OTHER_NAMES
+        self.count_by_name[name] += 1
+        logger.debug("unknown body field ignored", extra={"field": name})
 
 
 def _check_neutral(name: str, value: Any) -> None:

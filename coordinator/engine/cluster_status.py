@@ -1,6 +1,7 @@
 """A replica as an operator sees it; plain values."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from coordinator.executors.progress import ReplicaPhase
 from coordinator.executors.topology import WorkerTopology
@@ -25,7 +26,9 @@ class ClusterStatus:
     workers refused as invalid; num_state_checks and num_state_drifts: comparisons of the
     scheduler's books with the workers', and how many found a difference. num_prompt_tokens: of the
     requests admitted so far; num_cached_tokens: those of them found in the prefix cache.
-    num_preemptions: how often a request lost its blocks to another one.
+    num_preemptions: how often a request lost its blocks to another one. block_size: token slots of a
+    block. max_num_seqs: most requests that run at once. num_waiting_tokens: known tokens of the
+    requests that wait.
     """
 
     model: str
@@ -49,8 +52,23 @@ class ClusterStatus:
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
+    block_size: int = 0
+    max_num_seqs: int = 0
+    num_waiting_tokens: int = 0
 
     @property
     def prefix_hit_ratio(self) -> float:
         """Share of the prompt tokens that were found in the prefix cache; 0 before any."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache blocks that requests hold; 0 before there are blocks."""
+        return (
+            (self.num_blocks - self.num_free_blocks) / self.num_blocks if self.num_blocks else 0.0
+        )
+
+
+def plain_status(status: ClusterStatus) -> dict[str, Any]:
+    """The fields by name, in values that JSON has."""
+    return asdict(status) | {"phase": status.phase.value}

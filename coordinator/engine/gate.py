@@ -1,6 +1,6 @@
 """Where the APIs find the engine: they are up before it is, and say so until then."""
 
-from collections.abc import Mapping
+from pathlib import Path
 
 from common.errors import Unavailable
 from coordinator.engine.engine import Engine
@@ -12,10 +12,12 @@ class EngineGate:
     def __init__(self) -> None:
         """Begin shut."""
         self._engine: Engine | None = None
+        self._model_folder: Path | None = None
 
-    def open(self, engine: Engine) -> None:
-        """Let requests through to the engine."""
+    def open(self, engine: Engine, *, model_folder: Path | None = None) -> None:
+        """Let requests through to the engine; model_folder holds the files of its model."""
         self._engine = engine
+        self._model_folder = model_folder
 
     @property
     def engine(self) -> Engine:
@@ -25,9 +27,16 @@ class EngineGate:
         return self._engine
 
     @property
-    def num_ended(self) -> Mapping[str, int]:
-        """Requests that have ended so far, by finish reason."""
-        return {} if self._engine is None else self._engine.num_ended
+    def model_folder(self) -> Path:
+        """Where the served model's files are; raises Unavailable while the service starts."""
+        if self._model_folder is None:
+            raise Unavailable("the service is starting, its model is not read yet")
+        return self._model_folder
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of a request; None while the service starts."""
+        return None if self._engine is None else self._engine.models()[0].max_model_len
 
     @property
     def is_serving(self) -> bool:

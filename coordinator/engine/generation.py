@@ -3,16 +3,24 @@
 from dataclasses import dataclass
 
 from common.requests import FinishReason
+from common.trace_context import TraceContext
+
+MAX_SEQUENCES = 1024
+"""Most sequences of one request, whatever the queue holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model clients can name; max_model_len counts prompt and output, created is Unix seconds."""
+    """A model clients can name; max_model_len counts prompt and output, created is Unix seconds.
+
+    max_sequences: of one request, so that an empty queue takes all of them.
+    """
 
     name: str
     max_model_len: int
     vocab_size: int
     created: int
+    max_sequences: int = MAX_SEQUENCES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +31,23 @@ class ChatTurn:
     content: str
 
 
+Prompt = str | tuple[int, ...] | tuple[ChatTurn, ...]
+"""Text, token ids, or the turns of a conversation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationInput:
     """One request as the client sent it, unchecked; None: the client left the choice to us.
 
-    prompt: text, token ids, or the turns of a conversation. model "" is the only one served.
-    logprobs n: log-probabilities of the chosen token and of the n best. priority: the smaller, the
-    sooner, where the scheduler has priorities.
+    It asks for n outputs of each prompt; output c of prompt p has the index p * n + c, and the seed
+    s + c when the seed s is given. model "" is the only one served. logprobs k: log-probabilities of
+    the chosen token and of the k best. priority: the smaller, the sooner, where the scheduler has
+    priorities. trace: the client's span, if it told one.
     """
 
     request_id: str
-    prompt: str | tuple[int, ...] | tuple[ChatTurn, ...]
+    prompts: tuple[Prompt, ...]
+    n: int | None = None
     model: str = ""
     max_tokens: int | None = None
     temperature: float | None = None
@@ -46,6 +60,17 @@ class GenerationInput:
     ignore_eos: bool = False
     logprobs: int | None = None
     priority: int | None = None
+    trace: TraceContext | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Outputs of each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_sequences(self) -> int:
+        """Outputs of all prompts."""
+        return len(self.prompts) * self.num_choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +104,11 @@ class PositionLogprobs:
 class TextDelta:
     """What is new in an output; finish_reason is set on the last one, and only there.
 
+    index: which output of the request this is, counted from 0.
     Text may lag behind token_ids while a character or a possible stop string is open. logprobs: one
     per token of token_ids, when asked for. num_generated_tokens counts the output so far,
-    num_cached_tokens the tokens of the prompt that were found in the prefix cache.
+    num_cached_tokens the tokens of the prompt that were found in the prefix cache. stop_string: the
+    one that ended the output.
     """
 
     text: str
@@ -91,3 +118,5 @@ class TextDelta:
     logprobs: tuple[PositionLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    index: int = 0
+    stop_string: str | None = None

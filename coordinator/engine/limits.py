@@ -1,17 +1,14 @@
-"""What a request may ask: the one table behind every protocol, and the checks that read it.
+"""What a request may ask: the one table of names and values behind every protocol.
 
-Everything a worker could choke on is refused here, naming the field and its limit, before any
-worker sees the request.
+docs/limits.md shows it. Who checks a request reads it here and keeps no number of its own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from common.errors import InvalidRequest, NotFound
-from common.requests import Request, SamplingParams, StopParams
-from coordinator.engine.generation import ChatTurn, GenerationInput, ServedModel
+from common.errors import InvalidRequest
+from common.rpc.server import MAX_REQUEST_BYTES
+from coordinator.engine.generation import MAX_SEQUENCES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +28,22 @@ class Range:
         return f"{lower} and at most {self.high}"
 
 
+MAX_JSON_DEPTH = 200
+"""Nested arrays and objects of a body; the parser's own limit."""
+
+MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_MESSAGES = 4096
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_REQUEST_ID_CHARACTERS = 128
-MIN_SAMPLING_TEMPERATURE = 0.01
-MIN_TOP_P = float(np.finfo(np.float32).tiny)
+MAX_QUOTED_CHARACTERS = 64
 ROLES = ("system", "user", "assistant")
 
 RANGES = {
+    "n": Range(low=1, high=MAX_CHOICES),
     "max_tokens": Range(low=1, high=2**31 - 1),
     "max_completion_tokens": Range(low=1, high=2**31 - 1),
     "temperature": Range(low=0, high=2),
@@ -52,16 +55,26 @@ RANGES = {
     "top_logprobs": Range(low=0, high=MAX_LOGPROBS),
     "priority": Range(low=-(2**31), high=2**31 - 1),
 }
-RANGED_FIELDS = (
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "logprobs",
-    "priority",
-)
+
+
+def limits() -> Iterator[tuple[str, str]]:
+    """Each field with its limit in words."""
+    yield "the request", f"at most {MAX_REQUEST_BYTES >> 20} MiB"
+    yield "JSON", f"at most {MAX_JSON_DEPTH} arrays and objects inside each other"
+    yield "request_id", f"at most {MAX_REQUEST_ID_CHARACTERS} visible ASCII characters"
+    yield "prompt", "token ids of the vocabulary; at most one token less than the model's length"
+    yield "prompts x n", f"at most {MAX_SEQUENCES} outputs, and never more than --max-waiting"
+    yield "messages", f"at most {MAX_MESSAGES}, with a role of {', '.join(ROLES)}"
+    for field, allowed in RANGES.items():
+        yield field, str(allowed)
+    yield "stop", f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARACTERS} characters"
+    yield "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids of the vocabulary"
+    yield "logit_bias", f"at most {MAX_LOGIT_BIAS} entries"
+
+
+def quoted(text: str) -> str:
+    """A client's text as an error may repeat it: its beginning, however long it is."""
+    return f"{text[:MAX_QUOTED_CHARACTERS]!r}{'...' if len(text) > MAX_QUOTED_CHARACTERS else ''}"
 
 
 def check_range(field: str, value: float | None) -> None:
@@ -70,148 +83,24 @@ def check_range(field: str, value: float | None) -> None:
         raise InvalidRequest(f"{field} must be {RANGES[field]}, not {value}", param=field)
 
 
-def check_input(asked: GenerationInput, *, model: ServedModel) -> None:
-    """Check everything that can be checked before the prompt is tokenized.
-
-    Raises NotFound for another model, InvalidRequest naming field and limit otherwise.
-    """
-    if asked.model not in ("", model.name):
-        raise NotFound(f"there is no model {asked.model!r}; {model.name!r} is served")
-    _check_length("request_id", asked.request_id, most=MAX_REQUEST_ID_CHARACTERS)
-    for field in RANGED_FIELDS:
-        check_range(field, getattr(asked, field))
-    _check_stop(asked.stop)
-    if len(asked.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+def check_count(field: str, count: int, *, most: int, things: str) -> None:
+    """Refuse a list that is too long."""
+    if count > most:
         raise InvalidRequest(
-            f"stop_token_ids holds {len(asked.stop_token_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed",
-            param="stop_token_ids",
+            f"{field} holds {count} {things}, at most {most} are allowed", param=field
         )
-    _check_vocabulary("stop_token_ids", asked.stop_token_ids, model=model)
-    _check_prompt(asked.prompt, model=model)
 
 
-def build_request(
-    asked: GenerationInput,
-    token_ids: tuple[int, ...],
-    *,
-    model: ServedModel,
-    draw_seed: Callable[[], int],
-) -> Request:
-    """Make the request the scheduler takes: every choice that was left to us is made here.
-
-    token_ids is the tokenized prompt. Raises InvalidRequest when it leaves no room for output.
-    """
-    room = model.max_model_len - len(token_ids)
-    if not token_ids:
-        raise InvalidRequest("prompt has no tokens, at least 1 is needed", param="prompt")
-    if room < 1:
-        raise InvalidRequest(
-            f"prompt has {len(token_ids)} tokens; the model takes at most {model.max_model_len - 1},"
-            f" so that one of its {model.max_model_len} is left for the output",
-            param="prompt",
-        )
-    return Request(
-        request_id=asked.request_id,
-        prompt_token_ids=token_ids,
-        sampling=_sampling(asked, model=model, draw_seed=draw_seed),
-        stopping=StopParams(
-            max_tokens=min(asked.max_tokens or room, room),
-            stop_token_ids=frozenset(asked.stop_token_ids),
-            ignore_eos=asked.ignore_eos,
-            stop=asked.stop,
-        ),
-        priority=asked.priority or 0,
-    )
-
-
-def _check_prompt(
-    prompt: str | tuple[int, ...] | tuple[ChatTurn, ...], *, model: ServedModel
-) -> None:
-    if not prompt:
-        raise InvalidRequest("prompt is empty, at least one token is needed", param="prompt")
-    if isinstance(prompt, str):
-        _check_characters("prompt", prompt)
-        return
-    _check_vocabulary("prompt", [part for part in prompt if isinstance(part, int)], model=model)
-    for part in prompt:
-        if isinstance(part, ChatTurn):
-            _check_turn(part)
-
-
-def _check_turn(turn: ChatTurn) -> None:
-    if turn.role not in ROLES:
-        raise InvalidRequest(
-            f"messages: role must be one of {', '.join(ROLES)}, not {turn.role!r}",
-            param="messages",
-        )
-    _check_characters("messages", turn.content)
-
-
-def _check_characters(field: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can spell and no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{field}: position {error.start} holds half of a surrogate pair, which is no character",
-            param=field,
-        ) from error
-
-
-def _check_vocabulary(field: str, token_ids: Sequence[int], *, model: ServedModel) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < model.vocab_size:
-            raise InvalidRequest(
-                f"{field}: token id {token_id} is outside the vocabulary, 0 to {model.vocab_size - 1}",
-                param=field,
-            )
-
-
-def _check_stop(stop: tuple[str, ...]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(
-            f"stop holds {len(stop)} strings, at most {MAX_STOP_STRINGS} are allowed", param="stop"
-        )
-    for text in stop:
-        if not text:
-            raise InvalidRequest("stop holds an empty string, which is everywhere", param="stop")
-        _check_length("stop", text, most=MAX_STOP_CHARACTERS)
-        _check_characters("stop", text)
-
-
-def _check_length(field: str, text: str, *, most: int) -> None:
+def check_length(field: str, text: str, *, most: int) -> None:
+    """Refuse a text that is too long."""
     if len(text) > most:
         raise InvalidRequest(
             f"{field}: {len(text)} characters are too many, at most {most} are allowed", param=field
         )
 
 
-def _sampling(
-    asked: GenerationInput, *, model: ServedModel, draw_seed: Callable[[], int]
-) -> SamplingParams:
-    seed = draw_seed() if asked.seed is None else asked.seed
-    return SamplingParams(
-        temperature=_temperature(asked.temperature),
-        top_k=min(max(asked.top_k or 0, 0), model.vocab_size),
-        top_p=_top_p(asked.top_p),
-        min_p=_float32(asked.min_p or 0.0),
-        seed=seed % 2**64,
-        num_logprobs=asked.logprobs,
-    )
-
-
-def _temperature(asked: float | None) -> float:
-    """The temperature to sample at; a small one is raised, lest scaled logits overflow."""
-    if asked is None:
-        return 1.0
-    return _float32(max(asked, MIN_SAMPLING_TEMPERATURE)) if asked > 0 else 0.0
-
-
-def _top_p(asked: float | None) -> float:
-    """The nucleus mass, kept above 0 where rounding would make it 0."""
-    return 1.0 if asked is None else max(_float32(asked), MIN_TOP_P)
-
-
-def _float32(value: float) -> float:
-    """The value the wire carries, so that every placement of the workers draws the same tokens."""
-    return float(np.float32(value))
+def check_logit_bias(num_entries: int) -> None:
+    """Refuse too many entries by their limit, and any at all as long as nothing applies them."""
+    check_count("logit_bias", num_entries, most=MAX_LOGIT_BIAS, things="entries")
+    if num_entries:
+        raise InvalidRequest("logit_bias is not supported: leave it out", param="logit_bias")

@@ -15,6 +15,8 @@ from common.clock import Clock, SystemClock
 from common.errors import AlreadyExists, InvalidStep, ServiceError, Unavailable
 from common.requests import FinishReason, Request, TokenDelta
 from common.step import ModelRunnerOutput, SchedulerOutput
+from coordinator.engine.measures import Measures
+from coordinator.engine.request_times import RequestTimes
 from coordinator.engine.state_checks import StateChecks
 from coordinator.engine.streams import TokenStream
 from coordinator.executors.executor import Executor
@@ -33,13 +35,18 @@ class _OpenRequest:
 
     request_id: str
     stream: TokenStream
+    times: RequestTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _SentStep:
-    """A step in flight; state_digest: what every rank must answer, None when it is not asked."""
+    """A step in flight; state_digest: what every rank must answer, None when it is not asked.
+
+    sent_at: in seconds of the monotonic clock.
+    """
 
     step: StepInFlight
+    sent_at: float
     state_digest: bytes | None
 
     @property
@@ -56,11 +63,16 @@ class EngineLoop:
         scheduler: Scheduler,
         *,
         clock: Clock | None = None,
+        measures: Measures | None = None,
         on_serving_changed: Callable[[bool], None] = lambda is_serving: None,
     ) -> None:
-        """on_serving_changed hears every change of `is_serving`, from the event loop."""
+        """on_serving_changed hears every change of `is_serving`, from the event loop.
+
+        measures is written to.
+        """
         self._scheduler = scheduler
         self._clock = clock or SystemClock()
+        self._measures = measures or Measures()
         self._on_serving_changed = on_serving_changed
         self._executor: Executor | None = None
         self._refusal: Unavailable | None = Unavailable("the service is starting")
@@ -125,8 +137,8 @@ class EngineLoop:
         if cause is not None:
             raise cause
 
-    def submit(self, request: Request) -> TokenStream:
-        """Queue a request and return the stream of its tokens.
+    def submit(self, request: Request, times: RequestTimes | None = None) -> TokenStream:
+        """Queue a request and return the stream of its tokens; its moments are noted in times.
 
         Raises Unavailable while the loop is not serving, AlreadyExists, InvalidRequest, Overloaded.
         """
@@ -136,7 +148,10 @@ class EngineLoop:
             raise AlreadyExists(f"request {request.request_id!r} is running")
         handle = self._scheduler.add(request)
         stream = TokenStream(on_leave=lambda: self._drop(handle))
-        self._open[handle] = _OpenRequest(request_id=request.request_id, stream=stream)
+        now = self._clock.monotonic()
+        times = times or RequestTimes(arrived=now)
+        times.queued = now
+        self._open[handle] = _OpenRequest(request_id=request.request_id, stream=stream, times=times)
         self._handle_by_request[request.request_id] = handle
         self._is_empty.clear()
         self._woken.set()
@@ -148,6 +163,17 @@ class EngineLoop:
         if handle is not None:
             stream = self._drop(handle)
             stream.put(TokenDelta(finish_reason=FinishReason.ABORT))
+
+    async def reset_prefix_cache(self, seconds: float) -> bool:
+        """Empty the prefix cache once no request is open; False when one is for so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._open:
+                    await self._is_empty.wait()
+        except TimeoutError:
+            return False
+        self._scheduler.forget_prefixes()
+        return True
 
     def stop(self, error: BaseException) -> None:
         """Serve no more: every open stream ends with this error, as Unavailable, and so does every later submit."""
@@ -175,6 +201,7 @@ class EngineLoop:
         self._executor = executor
         self._loss = None
         self.last_step = 0
+        self._measures.steps.note_generation()
         self._scheduler.begin_generation(
             epoch=executor.authority.epoch, generation=executor.generation
         )
@@ -220,7 +247,12 @@ class EngineLoop:
         assert executor is not None, "steps are sent while a generation runs"
         digest = self._scheduler.state_digest() if output.want_state_digest else None
         step = executor.execute_model(output, on_settled=self._woken.set)
-        self._in_flight.append(_SentStep(step=step, state_digest=digest))
+        sent_at = self._clock.monotonic()
+        self._in_flight.append(_SentStep(step=step, sent_at=sent_at, state_digest=digest))
+        for new in output.new_requests:
+            # The warm-up step's request is nobody's, and a preempted one was scheduled before.
+            if new.handle in self._open and self._open[new.handle].times.scheduled is None:
+                self._open[new.handle].times.scheduled = sent_at
 
     def _check_answers(self) -> None:
         """Raise the error of the oldest step that failed; what is older is not waited for."""
@@ -244,7 +276,14 @@ class EngineLoop:
     def _judge(self, sent: _SentStep) -> None:
         """Learn from a committed step how long such steps take, and compare the ranks' books."""
         assert self._executor is not None, "steps are committed while a generation runs"
+        assert self._committed_at is not None, "the step was committed"
         self._executor.note_answered(sent.step)
+        self._measures.steps.note_answered(
+            self._executor.timings(sent.step),
+            num_tokens=sent.output.total_num_scheduled_tokens,
+            seconds=self._committed_at - sent.sent_at,
+            is_last=not self._in_flight,
+        )
         if sent.state_digest is not None:
             digests = self._executor.state_digests(sent.step)
             self.state_checks.compare(sent.state_digest, digests, step=sent.output.step_id.step)
@@ -265,6 +304,8 @@ class EngineLoop:
                 )
 
     def _deliver(self, deltas: list[tuple[int, TokenDelta]]) -> None:
+        times = [self._open[handle].times for handle, _ in deltas]
+        self._measures.requests.note_tokens(times, now=self._committed_at or 0.0)
         for handle, delta in deltas:
             is_last = delta.finish_reason is not None
             stream = self._forget(handle) if is_last else self._open[handle].stream

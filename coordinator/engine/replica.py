@@ -17,6 +17,7 @@ from common.model_folder import ModelFolder
 from common.worker_api import Rank
 from coordinator.engine.cluster_status import ClusterStatus, LostGeneration
 from coordinator.engine.loop import EngineLoop
+from coordinator.engine.measures import Measures
 from coordinator.executors.deadlines import DEFAULT_RULES, DeadlineRules
 from coordinator.executors.executor import Executor, Succession
 from coordinator.executors.fleet import WorkerFleet
@@ -53,6 +54,7 @@ class Replica:
         *,
         fleet: WorkerFleet,
         clock: Clock,
+        measures: Measures | None = None,
         on_serving_changed: Callable[[bool], None] = lambda is_serving: None,
         deadline_rules: DeadlineRules = DEFAULT_RULES,
     ) -> None:
@@ -61,6 +63,7 @@ class Replica:
         self._folder = folder
         self._fleet = fleet
         self._clock = clock
+        self._measures = measures or Measures()
         self._on_serving_changed = on_serving_changed
         self._progress = Progress(phase=ReplicaPhase.STARTING, detail="starting the workers")
         self._succession = Succession(deadline_rules=deadline_rules)
@@ -106,7 +109,10 @@ class Replica:
             has_prefix_cache=self._config.cache.prefix_cache,
         )
         self._loop = EngineLoop(
-            self._scheduler, clock=self._clock, on_serving_changed=self._serving_changed
+            self._scheduler,
+            clock=self._clock,
+            measures=self._measures,
+            on_serving_changed=self._serving_changed,
         )
 
     async def run(self) -> None:
@@ -172,6 +178,9 @@ class Replica:
             num_cached_tokens=self._scheduler.counters.num_cached_tokens,
             num_generated_tokens=self._scheduler.counters.num_generated_tokens,
             num_preemptions=self._scheduler.counters.num_preemptions,
+            block_size=self._config.cache.block_size,
+            max_num_seqs=self._scheduler.config.sequence_limit,
+            num_waiting_tokens=self._scheduler.num_waiting_tokens,
         )
 
     async def _release(self) -> None:
@@ -268,6 +277,7 @@ class Replica:
                 )
                 await self._wait_a_while()
             else:
+                self._measures.num_rebuilds += 1
                 for deadlines in self._group.executor.deadlines.values():
                     deadlines.note_rebuild()
                 return
@@ -285,6 +295,7 @@ class Replica:
     def _note_lost(self, cause: ServiceError) -> None:
         assert self._group is not None, "only a group can be lost"
         generation = self._group.executor.generation
+        self._measures.num_generations_lost += 1
         logger.error("generation lost", extra={"generation": generation, "cause": str(cause)})
         self._lost_generations.append(
             LostGeneration(
@@ -299,7 +310,8 @@ class Replica:
 
     def _current_progress(self) -> Progress:
         if self._loop is not None and self._loop.is_draining:
-            detail = f"{self._loop.num_open} open requests"
+            num_open = self._loop.num_open
+            detail = f"{num_open} open request{'' if num_open == 1 else 's'}"
             return Progress(phase=ReplicaPhase.DRAINING, detail=detail)
         if self._loop is not None and self._loop.is_serving:
             return Progress(phase=ReplicaPhase.SERVING, detail="")

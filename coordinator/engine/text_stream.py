@@ -1,19 +1,20 @@
-"""The output of one request as text: tokens of committed steps in, text deltas out.
+"""One output of a request as text: tokens of committed steps in, text deltas out.
 
-Ends a request whose text reached a stop string, and one whose reader left.
+Ends an output whose text reached a stop string, and one whose reader left.
 """
 
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Protocol
 
+from common.errors import ServiceError
 from common.requests import FinishReason, TokenDelta, TokenLogprobs
 from coordinator.engine.generation import PositionLogprobs, TextDelta, TokenLogprob
 from coordinator.text.output_text import OutputText, TextPiece
 
 
 class TokenSource(Protocol):
-    """The tokens of one request as they are committed; closing it frees the request."""
+    """The tokens of one sequence as they are committed; closing it frees the sequence."""
 
     def __aiter__(self) -> AsyncIterator[TokenDelta]:
         """Iterate over what each step adds; raises a ServiceError when the request failed."""
@@ -42,16 +43,25 @@ class TextStream:
         token_bytes: Callable[[int], bytes],
         num_prompt_tokens: int,
         on_close: Callable[["TextStream"], None],
+        on_tokens: Callable[[int], None] = lambda count: None,
+        index: int = 0,
     ) -> None:
-        """Read from tokens; on_close is called once, when the request has ended."""
+        """Read from tokens; on_close is called once, when the output has ended.
+
+        on_tokens is called with the number of tokens of each delta.
+        """
         self._tokens = tokens
         self._text = text
         self._token_bytes = token_bytes
         self._on_close = on_close
+        self._on_tokens = on_tokens
         self._is_closed = False
+        self.index = index
         self.num_prompt_tokens = num_prompt_tokens
         self.num_generated_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self.has_failed = False
+        """Whether an error of the service ended it."""
 
     def __aiter__(self) -> "TextStream":
         """Be its own iterator: an output is read once."""
@@ -63,7 +73,8 @@ class TextStream:
             raise StopAsyncIteration
         try:
             delta = self._text_delta(await anext(self._tokens))
-        except BaseException:
+        except BaseException as error:
+            self.has_failed = isinstance(error, ServiceError)
             await self.aclose()
             raise
         if delta.finish_reason is not None:
@@ -96,21 +107,24 @@ class TextStream:
 
     def _text_delta(self, tokens: TokenDelta) -> TextDelta:
         piece = self._text.push(tokens.token_ids)
-        finish_reason, text = tokens.finish_reason, piece.text
-        if finish_reason is not None and not piece.is_stopped:
+        text, stop_string = piece.text, piece.stop_string
+        if tokens.finish_reason is not None and not piece.is_stopped:
             last = self._text.flush()
             text += last.text
-            finish_reason = FinishReason.STOP if last.is_stopped else finish_reason
+            stop_string = last.stop_string
         num_tokens = len(piece.offsets)
         self.num_generated_tokens += num_tokens
+        self._on_tokens(num_tokens)
         return TextDelta(
             text=text,
             token_ids=tokens.token_ids[:num_tokens],
             num_prompt_tokens=self.num_prompt_tokens,
             num_generated_tokens=self.num_generated_tokens,
             num_cached_tokens=tokens.num_cached_tokens,
+            index=self.index,
             logprobs=self._logprobs(tokens, piece),
-            finish_reason=FinishReason.STOP if piece.is_stopped else finish_reason,
+            finish_reason=tokens.finish_reason if stop_string is None else FinishReason.STOP,
+            stop_string=stop_string,
         )
 
     def _logprobs(

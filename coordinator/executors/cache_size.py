@@ -57,9 +57,10 @@ def check_room(rooms: Sequence[CacheRoom], num_blocks: int) -> None:
 
 def _too_small(room: CacheRoom, needed: int, block_size: int, max_model_len: int) -> str:
     longest = max(0, room.num_blocks - 1) * block_size
+    shorter = f" or lower --max-model-len to {longest}" if longest else ""
     return (
         f"the KV cache of {room.name} has room for {room.num_blocks} blocks of {block_size} "
         f"tokens in {room.memory.kv_cache_bytes} bytes, and --max-model-len {max_model_len} needs "
         f"{needed}: give it {needed * room.spec.bytes_per_block} bytes (--kv-cache-bytes on a CPU, "
-        f"--gpu-memory-utilization on a GPU) or lower --max-model-len to {longest}"
+        f"--gpu-memory-utilization on a GPU){shorter}"
     )

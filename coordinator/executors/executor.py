@@ -13,7 +13,13 @@ from typing import Protocol
 from common.config import CoordinatorConfig
 from common.errors import Fenced, ServiceError, WorkerLost, WrongState
 from common.model_folder import ModelFolder
-from common.step import ExecutePending, ExecuteResult, ModelRunnerOutput, SchedulerOutput
+from common.step import (
+    ExecutePending,
+    ExecuteResult,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepTimings,
+)
 from common.worker_api import (
     Authority,
     BeginGeneration,
@@ -252,6 +258,15 @@ class Executor:
                 seconds = compute_seconds(result.timings)
                 self.deadlines[member.rank].observe(**size, seconds=seconds)
         self._observer.step_answered(step.output.step_id.step)
+
+    def timings(self, step: StepInFlight) -> dict[Rank, StepTimings]:
+        """Where the time of a step went on each rank that says so, once all have answered."""
+        results = [reply.result() for reply in step.replies]
+        return {
+            member.rank: result.timings
+            for member, result in zip(self.members, results, strict=True)
+            if not isinstance(result, ExecutePending)
+        }
 
     def state_digests(self, step: StepInFlight) -> dict[str, bytes | None]:
         """What each rank, by name, says of its books after a step that all have answered."""

@@ -66,8 +66,10 @@ class RemoteFleet:
 class LocalFleet:
     """Child processes, one a stage: a new connection to those that run, a new process for the others."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, *, more_flags: Sequence[str] = ()) -> None:
+        """more_flags are given to every process, whatever its stage."""
         self._config = config
+        self._more_flags = more_flags
         self._processes: dict[int, WorkerProcess] = {}
         self._workers: list[LocalWorker] = []
 
@@ -113,7 +115,8 @@ class LocalFleet:
             await process.end()
             del self._processes[stage]
         self._processes[stage] = await WorkerProcess.start(
-            worker_flags(self._config, stage), name=f"worker of {Rank(stage=stage)}"
+            [*worker_flags(self._config, stage), *self._more_flags],
+            name=f"worker of {Rank(stage=stage)}",
         )
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from common.errors import StepFailed
 from common.step import ModelRunnerOutput, SchedulerOutput
-from coordinator.scheduling.sequence import Sequence
+from coordinator.kv.allocator import KVAllocator
+from coordinator.scheduling.sequence import Sequence, SequenceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,3 +39,10 @@ class PlannedStep:
                 f"result names {len(handles)} with {num_tokens} tokens"
             )
         return sampled
+
+    def publish_prefixes(self, allocator: KVAllocator) -> None:
+        """Let others find the blocks this step has filled."""
+        for sequence, num_computed in self.filling:
+            # One that was preempted or has ended since has no blocks.
+            if sequence.state is SequenceState.RUNNING:
+                allocator.publish(sequence.blocks, sequence.token_ids, num_computed=num_computed)

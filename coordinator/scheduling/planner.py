@@ -156,6 +156,7 @@ class StepPlanner:
             sampling=sequence.request.sampling,
             block_ids=(np.array(sequence.blocks.table, dtype=np.int32),),
             num_computed_tokens=sequence.num_computed_tokens,
+            trace=sequence.request.trace,
         )
 
     def _cached_requests(self, sequences: list[Sequence]) -> CachedRequests:

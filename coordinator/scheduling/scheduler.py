@@ -85,6 +85,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of the sequences that wait; what is cached of them is not looked up."""
+        return sum(sequence.num_tokens for sequence in self._waiting)
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold blocks."""
         return len(self._running)
@@ -113,6 +118,11 @@ class Scheduler:
         while self._in_flight:
             self._end_step(self._in_flight.popleft())
         # The next generation's workers may have other keys and values in their blocks, or none.
+        self._allocator.forget_prefixes()
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        assert not self._sequences, "blocks of a sequence are published once they are full"
         self._allocator.forget_prefixes()
 
     def state_digest(self) -> bytes:
@@ -185,7 +195,7 @@ class Scheduler:
         if step.cohort is None:
             return []
         sampling = step.sampled(result)
-        self._publish_prefixes(step.filling)
+        step.publish_prefixes(self._allocator)
         return self._commit_tokens(sampling, result)
 
     def _choose_rows(self, cohort: int) -> tuple[ScheduledRows, ScheduledRows]:
@@ -350,15 +360,6 @@ class Scheduler:
         self._last_committed = step.output.step_id.step
         if step.cohort is not None:
             self._cohorts.end_step(step.cohort)
-
-    def _publish_prefixes(self, filling: tuple[tuple[Sequence, int], ...]) -> None:
-        """Let others find the blocks a step has filled."""
-        for sequence, num_computed in filling:
-            # One that was preempted or has ended since has no blocks.
-            if sequence.state is SequenceState.RUNNING:
-                self._allocator.publish(
-                    sequence.blocks, sequence.token_ids, num_computed=num_computed
-                )
 
     def _commit_tokens(
         self, sampling: list[Sequence], result: ModelRunnerOutput

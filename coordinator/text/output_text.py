@@ -12,12 +12,17 @@ class TextPiece:
     """What some tokens add: text to append and, per token used, where its text begins.
 
     offsets: characters of decoded text before each token, [tokens used]; fewer than were given when
-    a stop string was complete, which is_stopped tells.
+    a stop string was complete, which is stop_string then.
     """
 
     text: str
     offsets: tuple[int, ...] = ()
-    is_stopped: bool = False
+    stop_string: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.stop_string is not None
 
 
 class OutputText:
@@ -50,4 +55,4 @@ class OutputText:
         return self._stop_strings.push(decoded)
 
     def _piece(self, text: str, offsets: tuple[int, ...]) -> TextPiece:
-        return TextPiece(text=text, offsets=offsets, is_stopped=self._stop_strings.is_stopped)
+        return TextPiece(text=text, offsets=offsets, stop_string=self._stop_strings.matched)

@@ -15,7 +15,13 @@ class StopStrings:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
-        self.is_stopped = False
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string ended the text."""
+        return self.matched is not None
 
     def push(self, text: str) -> str:
         """Add text and return what is certain to stand before any stop string."""
@@ -23,22 +29,22 @@ class StopStrings:
             return text
         self._held += text
         if (match := self._first_match()) is not None:
-            self.is_stopped = True
-            return self._release(match)
+            begin, self.matched = match
+            return self._release(begin)
         return self._release(len(self._held) - self._num_held_back())
 
     def flush(self) -> str:
         """Return the held tail: nothing follows, so it begins no stop string."""
         return "" if self.is_stopped else self._release(len(self._held))
 
-    def _first_match(self) -> int | None:
-        """Where the stop string begins that is complete first, if one is."""
+    def _first_match(self) -> tuple[int, str] | None:
+        """Where the stop string begins that is complete first, if one is, and which it is."""
         matches = [
-            (begin + len(stop), begin)
+            (begin + len(stop), begin, stop)
             for stop in self._stops
             if (begin := self._held.find(stop)) >= 0
         ]
-        return min(matches)[1] if matches else None
+        return min(matches)[1:] if matches else None
 
     def _num_held_back(self) -> int:
         """Length of the longest tail that is the beginning of a stop string."""

@@ -36,6 +36,11 @@ class Tokenizer:
             raise ModelError(f"{path} cannot be read: {error}") from error
         return cls(file, template=_chat_template(folder))
 
+    @property
+    def max_token_characters(self) -> int:
+        """The most characters of a text that one token takes."""
+        return self._vocabulary.max_token_characters
+
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """Encode a plain prompt, with the special tokens the model's post-processor adds."""
         return await asyncio.to_thread(self._encode, text, add_special_tokens=True)
@@ -68,7 +73,9 @@ class Tokenizer:
         return self._vocabulary.token_bytes(token_id)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._file.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Unlike `encode` it lets the event loop run meanwhile, for which a long prompt is a second.
+        (encoding,) = self._file.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def _encode_messages(
         self, template: ChatTemplate, messages: Sequence[Mapping[str, str]]

@@ -25,6 +25,8 @@ class Vocabulary:
         self._plain_ids = frozenset(added)
         self._decoder_kinds = _decoder_kinds(file)
         self._cached_bytes = lru_cache(CACHED_TOKENS)(self._read_bytes)
+        self.max_token_characters = max(map(len, file.get_vocab()))
+        """Characters of the longest token, so the most of a text that one token takes."""
 
     @property
     def is_byte_level(self) -> bool:

@@ -20,6 +20,7 @@ QUESTIONS = (
     "stage_overlap",
     "steps_in_flight",
     "streams_256",
+    "metrics_cost",
     "event_loop_lag",
     "health_latency",
     "start_time",

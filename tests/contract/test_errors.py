@@ -8,9 +8,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.codecs.result_codec import decode_step_error, encode_step_error
 from common.errors import (
+    ContextLengthExceeded,
     DeadlineExceeded,
     InvalidRequest,
+    ModelNotFound,
     NotFound,
+    Overloaded,
     ServiceError,
     StepFailed,
     StepRefused,
@@ -75,10 +78,37 @@ async def test_class_and_message_survive(kind):
 
 
 async def test_param_survives():
-    """The field an InvalidRequest names arrives."""
+    """The field an error names arrives, whatever its class."""
     arrived = await check_of(InvalidRequest("top_p must be in (0, 1]", param="top_p"))
     assert isinstance(arrived, InvalidRequest)
     assert arrived.param == "top_p"
+    assert (await check_of(ContextLengthExceeded("long", param="messages"))).param == "messages"
+    assert (await check_of(ModelNotFound("huge"))).param == "model"
+
+
+async def test_what_may_be_tried_again_says_when():
+    """Retryable errors carry gRPC's own hint, in milliseconds, and others do not."""
+
+    async def hint_of(error: ServiceError) -> object:
+        metadata = (await check_of(error)).__cause__.trailing_metadata()
+        return dict(metadata).get("grpc-retry-pushback-ms")
+
+    assert await hint_of(Overloaded("full")) == await hint_of(Unavailable("starting")) == "1000"
+    assert await hint_of(NotFound("gone")) is None
+
+
+@pytest.mark.parametrize("raw", [b"\x0a\x02\xff\xfe", b"\x0a\x82"], ids=["no UTF-8", "cut off"])
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_bytes_that_are_no_message_are_the_clients_mistake(method, raw):
+    """Text that is not UTF-8 and bytes cut off are INVALID_ARGUMENT, and no handler sees them."""
+    async with served(FailingHealth(NotFound("handled")).add_to) as channel:
+        path = f"/grpc.health.v1.Health/{method}"
+        if method == "Check":
+            answer = channel.unary_unary(path)(raw)
+        else:
+            answer = channel.unary_stream(path)(raw).read()
+        with pytest.raises(InvalidRequest, match="UTF-8"), service_errors():
+            await answer
 
 
 async def test_error_inside_a_stream():

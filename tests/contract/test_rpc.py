@@ -20,6 +20,7 @@ from common.logs import JsonFormatter
 from common.rpc.client import client_options, connect, invoke
 from common.rpc.server import add_reflection, bind, build_server, server_options
 from common.rpc.status import service_errors
+from tests.fakes.noted_spans import CLIENT
 from tests.fakes.served import served
 
 CHECK = health_pb2.HealthCheckRequest()
@@ -185,8 +186,8 @@ async def test_leaving_client_closes_the_generator():
         await asyncio.wait_for(endless.was_closed.wait(), 5)
 
 
-async def test_request_id_reaches_the_log(caplog):
-    """Lines logged while a call is handled carry its x-request-id; so does the line of its end."""
+async def test_request_id_and_trace_reach_the_log(caplog):
+    """Lines logged while a call is handled carry its x-request-id and its trace, those of others none."""
     seen: list[str] = []
 
     class Noting(health_pb2_grpc.HealthServicer):
@@ -201,9 +202,12 @@ async def test_request_id_reaches_the_log(caplog):
     caplog.set_level(logging.DEBUG, logger="common.rpc")
     async with served(adder(Noting())) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        await stub.Check(CHECK, metadata=(("x-request-id", "r-1"),), timeout=5)
+        metadata = (("x-request-id", "r-1"), ("traceparent", CLIENT.traceparent))
+        await stub.Check(CHECK, metadata=metadata, timeout=5)
         await stub.Check(CHECK, timeout=5)
-    assert [json.loads(line).get("request_id") for line in seen] == ["r-1", None]
+    lines = [json.loads(line) for line in seen]
+    assert [line.get("request_id") for line in lines] == ["r-1", None]
+    assert [line.get("trace_id") for line in lines] == [CLIENT.trace_id, None]
     ended = [record for record in caplog.records if record.message == "rpc ended"]
     assert [record.outcome for record in ended] == ["OK", "OK"]
     assert ended[0].method == "/grpc.health.v1.Health/Check"

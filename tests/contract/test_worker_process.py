@@ -96,17 +96,18 @@ async def test_second_signal_ends_at_once(process: WorkerProcess, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("flag", "named"),
+    ("flags", "named"),
     [
-        ("--listen=nowhere", "listen must be HOST:PORT"),
-        ("--tensor-listen=nowhere.invalid:0", "Name or service not known"),
-        ("--device=tpu", "device must be auto, cpu, cuda or cuda:N"),
+        (["--listen=nowhere"], "listen must be HOST:PORT"),
+        (["--listen=0.0.0.0:0"], "listen is '0.0.0.0'"),
+        (["--tensor-listen=nowhere.invalid:0", "--allow-plaintext"], "Name or service not known"),
+        (["--device=tpu"], "device must be auto, cpu, cuda or cuda:N"),
     ],
 )
-def test_wrong_setting_is_one_line_on_stderr(flag: str, named: str) -> None:
+def test_wrong_setting_is_one_line_on_stderr(flags: list[str], named: str) -> None:
     """A setting that cannot work ends the process with code 2 and one line that says why."""
     ended = subprocess.run(
-        [sys.executable, "-m", "worker_service", flag],
+        [sys.executable, "-m", "worker_service", *flags],
         cwd=ROOT,
         env=child_environment(),
         capture_output=True,

@@ -1,6 +1,7 @@
 """The command line: exit codes, one-line errors, and a server from start to end."""
 
 import json
+import os
 import re
 import resource
 import signal
@@ -18,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 from stepwire.v1 import inference_pb2_grpc
 
+from common.config_loader import child_environment
 from common.errors import WorkerLost
 from common.rpc.status import to_metadata, to_status
 from coordinator.cli import run
@@ -168,6 +170,32 @@ def test_import_of_what_is_there_prints_its_folder(tmp_path: Path, capsys):
     assert capsys.readouterr().out == f"{folder}\n"
 
 
+def test_import_of_a_folder_takes_it_as_it_is(tmp_path: Path, capsys):
+    """Whoever has a model already may say so where a model is imported, as compose files do."""
+    assert run(["model", "import", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n"
+
+
+@pytest.mark.parametrize("command", [["worker"], ["up"], ["model", "import", "smollm2-135m"]])
+def test_what_needs_torch_says_so_without_it(tmp_path: Path, command: list[str]):
+    """A coordinator's own installation names what is missing, in one line."""
+    program = (
+        "import sys\nsys.modules['torch'] = None\nfrom coordinator.cli import run\n"
+        f"sys.exit(run({command!r}))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**child_environment(), "STEPWIRE_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: workers and imports need PyTorch")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_worker_reports_and_ends(tmp_path: Path):
     """`worker` says in JSON where it listens and exits 0 after SIGTERM."""
     with running(tmp_path, "worker", "--threads", "1") as process:
@@ -183,6 +211,17 @@ def test_worker_refuses_wrong_settings(tmp_path: Path):
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: listen must be HOST:PORT")
+
+
+@pytest.mark.parametrize("command", ["worker", "up", "coordinator"])
+def test_sigterm_ends_what_is_still_starting(tmp_path: Path, command: str):
+    """SIGTERM is taken from the start, also by the first process of a container: the code is 143."""
+    settings = tmp_path / "settings.toml"
+    os.mkfifo(settings)
+    with running(tmp_path, command, "--config", str(settings)) as process, settings.open("w"):
+        # It has opened its settings and waits for what will never be written.
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
 
 
 @contextmanager

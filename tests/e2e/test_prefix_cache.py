@@ -90,6 +90,7 @@ def test_shared_prompt_tokens_are_computed_once(model):
     assert shared.cached_tokens == [0] + [CACHED_TOKENS] * (NUM_REQUESTS - 1)
 
     ratio = (NUM_REQUESTS - 1) * CACHED_TOKENS / (NUM_REQUESTS * PROMPT_TOKENS)
-    assert shared.samples["stepwire_prefix_cache_hit_ratio"] == pytest.approx(ratio)
-    assert shared.samples["stepwire_generated_tokens_total"] == NUM_REQUESTS * OUTPUT_TOKENS
-    assert shared.samples["stepwire_requests_ended_total"] == NUM_REQUESTS
+    hits, queries = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+    assert shared.samples[hits] / shared.samples[queries] == pytest.approx(ratio)
+    assert shared.samples["vllm:generation_tokens_total"] == NUM_REQUESTS * OUTPUT_TOKENS
+    assert shared.samples["vllm:e2e_request_latency_seconds_count"] == NUM_REQUESTS

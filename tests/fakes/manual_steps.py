@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from common.step import CachedRequests, Ragged, SchedulerOutput, StepId
+from common.requests import SamplingParams
+from common.step import CachedRequests, NewRequest, Ragged, SchedulerOutput, StepId
+from common.trace_context import TraceContext
 
 # Not the first one, so that there is an earlier coordinator to refuse.
 EPOCH = 2
@@ -33,3 +35,16 @@ def cached_step(step: int, *, base_step: int | None = None) -> SchedulerOutput:
 def digest_step(step: int) -> SchedulerOutput:
     """A step without tokens that asks for the state digest."""
     return SchedulerOutput(step_id=step_id(step), base_step=step - 1, want_state_digest=True)
+
+
+def new_request(handle: int, trace: TraceContext | None = None) -> NewRequest:
+    """A request of one token."""
+    return NewRequest(
+        handle=handle,
+        token_ids=np.array([1], dtype=np.int32),
+        num_prompt_tokens=1,
+        sampling=SamplingParams(),
+        block_ids=(np.array([1], dtype=np.int32),),
+        num_computed_tokens=0,
+        trace=trace,
+    )

@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.clock import Clock
 from common.config import CacheConfig, CoordinatorConfig, ScheduleConfig
 from common.model_folder import ModelFolder
 from coordinator.engine.loop import EngineLoop
+from coordinator.engine.measures import Measures
 from coordinator.executors.executor import Executor
 from coordinator.scheduling.scheduler import Scheduler
 from tests.fakes.scripted_worker import ScriptedWorker, scripted_pipeline
@@ -38,6 +40,8 @@ async def scripted_engine(
     poison_token_id: int | None = None,
     is_checking: bool = True,
     is_warm: bool = True,
+    clock: Clock | None = None,
+    measures: Measures | None = None,
 ) -> AsyncIterator[ScriptedEngine]:
     """Start an engine, wait for its warm-up step if is_warm, and shut it down at the end."""
     schedule = schedule or ScheduleConfig()
@@ -61,7 +65,7 @@ async def scripted_engine(
         eos_token_ids=frozenset(),
     )
     changes: list[bool] = []
-    loop = EngineLoop(scheduler, on_serving_changed=changes.append)
+    loop = EngineLoop(scheduler, clock=clock, measures=measures, on_serving_changed=changes.append)
     run = asyncio.create_task(loop.run(executor), name="engine loop")
     try:
         if is_warm:

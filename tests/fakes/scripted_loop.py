@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from common.requests import FinishReason, Request, TokenDelta
+from coordinator.engine.request_times import RequestTimes
 
 Script = Sequence[TokenDelta | Exception]
 
@@ -28,7 +29,7 @@ class ScriptedLoop:
         self.running: dict[str, ScriptedTokens] = {}
         self.submitted = asyncio.Event()
 
-    def submit(self, request: Request) -> "ScriptedTokens":
+    def submit(self, request: Request, times: RequestTimes | None = None) -> "ScriptedTokens":
         """Remember the request and begin the script."""
         if self.refusal is not None:
             raise self.refusal
@@ -38,8 +39,14 @@ class ScriptedLoop:
         return self.running[request.request_id]
 
     def abort(self, request_id: str) -> None:
-        """End a request with the finish reason ABORT."""
-        self.running[request_id].events.put_nowait(TokenDelta(finish_reason=FinishReason.ABORT))
+        """End a request with the finish reason ABORT; one that is not running is ignored."""
+        if request_id in self.running:
+            aborted = TokenDelta(finish_reason=FinishReason.ABORT)
+            self.running[request_id].events.put_nowait(aborted)
+
+    async def reset_prefix_cache(self, seconds: float) -> bool:
+        """Say whether no request runs, without waiting for that."""
+        return not self.running
 
     async def all_closed(self) -> None:
         """Wait until no request runs."""

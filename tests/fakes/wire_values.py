@@ -22,6 +22,7 @@ from common.step import (
     StepTimings,
 )
 from common.tensors import DType, WireTensor, wire_tensor
+from common.trace_context import TraceContext
 from common.worker_api import (
     Rank,
 )
@@ -102,6 +103,16 @@ def scheduler_outputs(draw: st.DrawFn) -> SchedulerOutput:
     )
 
 
+hexadecimal = "0123456789abcdef"
+traces = st.builds(
+    TraceContext,
+    trace_id=st.text(hexadecimal, min_size=31, max_size=31).map(lambda digits: digits + "1"),
+    span_id=st.text(hexadecimal, min_size=15, max_size=15).map(lambda digits: digits + "1"),
+    flags=st.integers(0, 255),
+    state=st.sampled_from(["", "vendor=1", "a=b,c=d"]),
+)
+
+
 @st.composite
 def new_requests(draw: st.DrawFn, handle: int, groups: int) -> NewRequest:
     """A request with at least one token left to compute."""
@@ -113,6 +124,7 @@ def new_requests(draw: st.DrawFn, handle: int, groups: int) -> NewRequest:
         sampling=draw(sampling),
         block_ids=tuple(column(draw(int32s), "<i4") for _ in range(groups)),
         num_computed_tokens=draw(st.integers(0, len(tokens) - 1)),
+        trace=draw(st.none() | traces),
     )
 
 

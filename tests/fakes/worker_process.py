@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from common.config_loader import child_environment
 
@@ -17,18 +18,22 @@ EXIT_TIMEOUT_SECONDS = 20.0
 class WorkerProcess:
     """`python -m MODULE` with the given arguments, on free ports of the loopback interface."""
 
-    def __init__(self, *arguments: str, module: str = "worker_service") -> None:
+    def __init__(
+        self, *arguments: str, module: str = "worker_service", log: IO[str] | None = None
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments, "--device=cpu", "--threads=1"],
             cwd=ROOT,
             env=child_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=log,
             text=True,
         )
         self.address = ""
         self.tensor_endpoint = ""
         self.incarnation = ""
+        self.metrics_address = ""
 
     def wait_until_ready(self) -> "WorkerProcess":
         """Read the ready line, which is the first one on stdout."""
@@ -38,6 +43,7 @@ class WorkerProcess:
         self.address = ready["address"]
         self.tensor_endpoint = ready["tensor_endpoint"]
         self.incarnation = ready["incarnation"]
+        self.metrics_address = ready.get("metrics_address", "")
         return self
 
     def send_signal(self, number: signal.Signals) -> None:

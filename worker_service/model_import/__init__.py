@@ -1,1 +1,1 @@
-"""Imports a bundled model: a quantized file out of a package becomes a folder workers can load."""
+"""Imports models: a quantized file, of a package or at hand, becomes a folder workers can load."""

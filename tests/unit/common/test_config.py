@@ -9,6 +9,7 @@ from common.config import (
     ScheduleConfig,
     ServeConfig,
     WorkerConfig,
+    join_address,
     split_address,
 )
 from common.errors import ConfigError
@@ -37,7 +38,12 @@ from common.errors import ConfigError
         (ClusterConfig, {"pp": 2, "devices": ("cpu",)}, "names 1 devices for 2 workers"),
         (ServeConfig, {"grpc_port": -1}, "cannot be turned off"),
         (ServeConfig, {"http_port": 65536}, "http_port must be a port number"),
+        (ServeConfig, {"log_format": "xml"}, "log_format must be one of auto, json, text"),
+        (WorkerConfig, {"log_level": "loud"}, "log_level must be one of DEBUG"),
         (ServeConfig, {"drain_timeout": float("nan")}, "at least 0 seconds"),
+        (ServeConfig, {"http_host": "0.0.0.0"}, "http_host is '0.0.0.0'.* --allow-plaintext"),
+        (WorkerConfig, {"listen": "[::]:1"}, "^listen is '::'.* --allow-plaintext"),
+        (WorkerConfig, {"tensor_listen": "node-1:1"}, "tensor_listen is 'node-1'.* --allow-plain"),
         (WorkerConfig, {"listen": "7001"}, "listen must be HOST:PORT"),
         (WorkerConfig, {"threads": 0}, "threads must be at least 1"),
     ],
@@ -101,8 +107,8 @@ def test_tokens_of_a_step_follow_from_the_devices(given, devices, expected):
 
 def test_tensor_socket_binds_the_host_of_the_grpc_port():
     """Without an address of its own the tensor socket takes a free port of the same interface."""
-    assert WorkerConfig(listen="10.0.0.1:7001").tensor_bind == ("10.0.0.1", 0)
-    assert WorkerConfig(tensor_listen="10.0.0.2:7002").tensor_bind == ("10.0.0.2", 7002)
+    assert WorkerConfig(listen="127.0.0.2:7001").tensor_bind == ("127.0.0.2", 0)
+    assert WorkerConfig(tensor_listen="127.0.0.3:7002").tensor_bind == ("127.0.0.3", 7002)
 
 
 def test_ipv6_address_loses_its_brackets():
@@ -115,3 +121,17 @@ def test_address_that_is_none_is_named(address: str):
     """What no look-up could take is refused with the setting, as any other spelling."""
     with pytest.raises(ConfigError, match=r"^listen must be HOST:PORT, not "):
         split_address("listen", address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_no_word_about_encryption(host):
+    """Nobody but this machine reaches it."""
+    assert ServeConfig(http_host=host).http_host == host
+    assert WorkerConfig(listen=join_address(host, 1)).tensor_bind == (host, 0)
+
+
+def test_plaintext_beyond_loopback_can_be_meant():
+    """Whoever says so may listen anywhere, on every port."""
+    assert ServeConfig(http_host="0.0.0.0", allow_plaintext=True).http_host == "0.0.0.0"
+    worker = WorkerConfig(listen="0.0.0.0:1", tensor_listen="[::]:2", allow_plaintext=True)
+    assert worker.tensor_bind == ("::", 2)

@@ -76,9 +76,9 @@ def test_worker_reads_its_own_table(tmp_path):
 
 def test_variables_of_the_other_kind_are_left_alone():
     """One environment serves both processes, even where a value is nonsense to the other."""
-    environ = {"STEPWIRE_HTTP_PORT": "no", "STEPWIRE_LISTEN": "0.0.0.0:7001"}
+    environ = {"STEPWIRE_HTTP_PORT": "no", "STEPWIRE_LISTEN": "127.0.0.2:7001"}
     worker = load_config(WorkerConfig, file=None, environ=environ, flags={})
-    assert worker.listen == "0.0.0.0:7001"
+    assert worker.listen == "127.0.0.2:7001"
 
 
 def test_empty_variable_counts_as_absent():

@@ -25,6 +25,14 @@ def stream() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
+class Terminal(io.StringIO):
+    """Text in memory that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
     """The logged objects."""
     return [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -94,3 +102,31 @@ def test_newlines_and_umlauts(stream):
     """A message of several lines in any script is still one line."""
     logger.info("größer\nals")
     assert [line["event"] for line in lines(stream)] == ["größer\nals"]
+
+
+async def test_text_is_one_line_for_people(stream):
+    """Time, level, service, event and fields with their context, without quotes and braces."""
+    configure_logging("worker", stream=stream, spelling="text")
+    bind_log_context(request_id="r")
+    logger.info("model loaded", extra={"seconds": 1.23456})
+    time, _, rest = stream.getvalue().partition(" ")
+    assert len(time) == len("12:00:00.000")
+    assert rest == "INFO worker: model loaded  request_id=r  seconds=1.235\n"
+
+
+def test_text_shows_a_traceback(stream):
+    """What a bug did stands below its line."""
+    configure_logging("worker", stream=stream, spelling="text")
+    try:
+        int("boom")
+    except ValueError:
+        logger.exception("failed")
+    assert "ERROR worker: failed\nTraceback" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("target", "is_json"), [(io.StringIO(), True), (Terminal(), False)])
+def test_auto_is_text_on_a_terminal_alone(stream, target, is_json):
+    """A file or a pipe is read by programs."""
+    configure_logging("worker", stream=target, spelling="auto")
+    logger.info("started")
+    assert target.getvalue().startswith("{") == is_json

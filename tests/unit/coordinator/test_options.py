@@ -4,7 +4,7 @@ import click
 import pytest
 
 from common.config import CoordinatorConfig
-from coordinator.options import config_options
+from coordinator.options import config_options, given_flags
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,9 @@ def test_boolean_setting_has_an_option_and_its_opposite(
 
     command.main(args=arguments, standalone_mode=False)
     assert given["prefix_cache"] is value
+
+
+def test_values_become_the_arguments_that_give_them():
+    """Booleans take no value, and what was not given is not passed on."""
+    values = {"listen": "127.0.0.1:1", "allow_plaintext": True, "lazy": False, "threads": None}
+    assert given_flags(values) == ["--listen=127.0.0.1:1", "--allow-plaintext", "--no-lazy"]

@@ -15,9 +15,11 @@ class Death:
 
     def __init__(self) -> None:
         self.causes: list[str] = []
+        self.is_told = threading.Event()
 
     def __call__(self, cause: str) -> None:
         self.causes.append(cause)
+        self.is_told.set()
 
 
 @pytest.fixture
@@ -103,6 +105,8 @@ async def test_death_fails_waiting_and_later_futures(device: DeviceThread, death
             await asyncio.wait_for(future, 5)
     with pytest.raises(WorkerLost, match="driver gone"):
         await device.submit(lambda: None)
+    # Told by the dying thread, behind the futures.
+    assert death.is_told.wait(5)
     assert len(death.causes) == 1
 
 

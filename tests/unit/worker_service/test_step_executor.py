@@ -24,12 +24,21 @@ from common.step import (
     ModelRunnerOutput,
     Phase,
     Ragged,
+    SchedulerOutput,
     StepKey,
 )
 from common.tensors import DType, WireTensor, wire_tensor
 from common.worker_api import DevicePhase, ExecuteModel, Layout, Peer, Rank
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.manual_steps import EPOCH, GENERATION, cached_step, digest_step, step_id
+from tests.fakes.manual_steps import (
+    EPOCH,
+    GENERATION,
+    cached_step,
+    digest_step,
+    new_request,
+    step_id,
+)
+from tests.fakes.noted_spans import CLIENT
 from tests.fakes.scripted_runner import ScriptedRunner
 from tests.fakes.worker_setup import load_request
 from worker_service.phase_board import DeviceActivity, PhaseBoard
@@ -272,6 +281,25 @@ def test_failure_names_step_and_cause_and_ends_the_generation(
     last.runner.during_step = lambda step: None
     with pytest.raises(StepFailed, match="no room for step 1"):
         last.steps.execute(execute(2))
+
+
+def test_the_log_of_a_failure_names_the_traces(single: Stage, caplog) -> None:
+    """Those of the requests in the step, so that a client's trace leads to the cause."""
+
+    def fail(step: int) -> None:
+        raise MemoryError("no room")
+
+    single.runner.during_step = fail
+    output = SchedulerOutput(
+        step_id=step_id(1),
+        base_step=0,
+        new_requests=(new_request(7, CLIENT), new_request(8, None)),
+        num_scheduled_tokens=np.ones(2, dtype=np.int32),
+    )
+    with pytest.raises(StepFailed):
+        single.steps.execute(ExecuteModel(scheduler_output=output))
+    (line,) = [record for record in caplog.records if record.message == "step failed"]
+    assert line.trace_ids == [CLIENT.trace_id]
 
 
 def test_cancelled_wait_fails_the_step(pipeline: tuple[Stage, Stage]) -> None:

@@ -12,7 +12,7 @@ from common.errors import (
     AlreadyExists,
     DeadlineExceeded,
     InvalidRequest,
-    NotFound,
+    ModelNotFound,
     Overloaded,
     Unavailable,
 )
@@ -131,6 +131,15 @@ async def test_a_conversation_is_answered(served):
     assert b"user\nhi" in bytes(id for id in served.loop.requests[0].prompt_token_ids if id < 256)
 
 
+async def test_several_outputs_arrive_by_index(served):
+    """Each of n answers is whole, with its own counts; `complete` gives the first."""
+    first, second = await served.client.complete_all("x", n=2, seed=4)
+    assert (first.index, first.text, first.num_generated_tokens) == (0, "hello", 5)
+    assert (second.index, second.text, second.num_generated_tokens) == (1, "hello", 5)
+    assert [request.sampling.seed for request in served.loop.requests] == [4, 5]
+    assert (await served.client.complete("x", n=2)).index == 0
+
+
 async def test_log_probabilities_arrive(served):
     """Chosen token, rank and alternatives cross the wire."""
     position = TokenLogprobs(token_id=0x61, logprob=-0.5, rank=2, top=((0x62, -0.25),))
@@ -151,7 +160,9 @@ async def test_log_probabilities_arrive(served):
         ({"max_tokens": -1}, InvalidRequest, None),
         ({"stop": [""]}, InvalidRequest, "stop"),
         ({"logprobs": 21}, InvalidRequest, "logprobs"),
-        ({"model": "huge"}, NotFound, None),
+        ({"model": "huge"}, ModelNotFound, "model"),
+        ({"n": 0}, InvalidRequest, "n"),
+        ({"logit_bias": {5: 1.0}}, InvalidRequest, "logit_bias"),
     ],
 )
 async def test_a_bad_request_is_refused_by_name(served, options, error, param):
@@ -226,6 +237,7 @@ async def test_the_synchronous_client_does_the_same(served):
         with Client(served.address) as client:
             assert [delta.text for delta in client.generate("x")] == ["he", "llo"]
             assert client.complete([1]).num_generated_tokens == 5
+            assert [answer.text for answer in client.complete_all("x", n=2)] == ["hello"] * 2
             assert client.chat([ChatTurn(role="user", content="hi")]).text == "hello"
             assert client.list_models()[0].name == "tiny"
             assert client.status() == STATUS

@@ -1,67 +1,20 @@
 """HTTP answers have the shapes OpenAI clients read, whole, streamed and failed."""
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
-from common.clock import SystemClock
 from common.errors import Overloaded, Unavailable
 from common.requests import FinishReason, TokenDelta, TokenLogprobs
-from coordinator.api.openai_routes import OpenAIRoutes, build_http_app
-from coordinator.engine.engine import Engine
-from coordinator.engine.gate import EngineGate
-from coordinator.engine.generation import ServedModel
-from coordinator.text.chat_template import ChatTemplate
-from coordinator.text.tokenizer import Tokenizer
-from tests.fakes.byte_tokenizer import CHAT_TEMPLATE, VOCAB_SIZE, byte_tokenizer
-from tests.fakes.scripted_loop import ScriptedLoop, deltas
-
-MODEL = ServedModel(name="tiny", max_model_len=64, vocab_size=VOCAB_SIZE, created=1)
-HELLO = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-class Served:
-    """The HTTP application on a scripted loop, and a client of it."""
-
-    def __init__(self) -> None:
-        self.loop = ScriptedLoop(deltas("he", "llo"))
-        self.gate = EngineGate()
-        self.routes = OpenAIRoutes(
-            self.gate,
-            is_healthy=lambda: self.gate.is_serving,
-            version="1.2.3",
-            clock=SystemClock(),
-        )
-        self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(build_http_app(self.routes), raise_app_exceptions=False),
-            base_url="http://test",
-        )
-
-    def start(self) -> None:
-        """Open the gate."""
-        tokenizer = Tokenizer(byte_tokenizer(), template=ChatTemplate(CHAT_TEMPLATE))
-        self.gate.open(Engine(model=MODEL, tokenizer=tokenizer, loop=self.loop))
-
-    async def post(self, path: str, **body: Any) -> httpx.Response:
-        """Send a body."""
-        return await self.client.post(f"/v1/{path}", json=body)
-
-    async def events(self, path: str, **body: Any) -> list[Any]:
-        """Payloads of a streamed answer, JSON ones parsed."""
-        response = await self.post(path, stream=True, **body)
-        assert response.headers["content-type"].startswith("text/event-stream"), response.text
-        lines = [line for line in response.text.split("\n\n") if line]
-        payloads = [line.removeprefix("data: ") for line in lines]
-        return [text if text == "[DONE]" else json.loads(text) for text in payloads]
+from tests.fakes.scripted_http import HELLO, ScriptedHttp
+from tests.fakes.scripted_loop import deltas
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
+async def served() -> AsyncIterator[ScriptedHttp]:
     """A started service."""
-    served = Served()
+    served = ScriptedHttp()
     served.start()
     async with served.client:
         yield served
@@ -198,7 +151,8 @@ REFUSED = [
     ("completions", {"prompt": "x", "max_tokens": True}, "max_tokens"),
     ("completions", {"prompt": ""}, "prompt"),
     ("completions", {"prompt": []}, "prompt"),
-    ("completions", {"prompt": ["a", "b"]}, "prompt"),
+    ("completions", {"prompt": ["a", ""]}, "prompt"),
+    ("completions", {"prompt": ["a", 1]}, "prompt"),
     ("completions", {"prompt": {"a": 1}}, "prompt"),
     ("completions", {"prompt": [1, 300]}, "prompt"),
     ("completions", {"prompt": "x" * 64}, "prompt"),
@@ -206,7 +160,9 @@ REFUSED = [
     ("completions", {"prompt": "x", "logprobs": 21}, "logprobs"),
     ("completions", {"prompt": "x", "stop": [""]}, "stop"),
     ("completions", {"prompt": "x", "stop": 7}, "stop"),
-    ("completions", {"prompt": "x", "n": 2}, "n"),
+    ("completions", {"prompt": "x", "n": 0}, "n"),
+    ("completions", {"prompt": "x", "n": 129}, "n"),
+    ("completions", {"prompt": ["x"] * 1025}, "prompt"),
     ("completions", {"prompt": "x", "best_of": 2}, "best_of"),
     ("completions", {"prompt": "x", "echo": True}, "echo"),
     ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
@@ -219,6 +175,7 @@ REFUSED = [
     ("chat/completions", HELLO | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ("chat/completions", HELLO | {"top_logprobs": 2}, "top_logprobs"),
     ("chat/completions", {"messages": []}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x" * 64}]}, "messages"),
     ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "messages"),
     ("chat/completions", {"messages": [{"role": "user"}]}, "messages"),
     (
@@ -280,7 +237,7 @@ async def test_an_unknown_route_answers_in_the_same_shape(served, path, status):
 async def test_another_model_is_404(served):
     """A model that is not served is named."""
     response = await served.post("completions", model="huge", prompt="x")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(("error", "status"), [(Overloaded("full"), 429), (Unavailable("x"), 503)])
@@ -338,7 +295,7 @@ async def test_health_and_version(served):
 
 async def test_before_the_start_everything_is_unavailable():
     """Routes answer 503 and say that the service is starting."""
-    served = Served()
+    served = ScriptedHttp()
     async with served.client:
         assert (await served.client.get("/health")).status_code == 503
         response = await served.post("completions", prompt="x")

@@ -10,6 +10,7 @@ from common.requests import FinishReason, TokenDelta, TokenLogprobs
 from coordinator.engine.engine import Engine, draw_seed
 from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import ChatTurn, GenerationInput, ServedModel, TextDelta
+from coordinator.engine.measures import Measures
 from coordinator.text.chat_template import ChatTemplate
 from coordinator.text.tokenizer import Tokenizer
 from tests.fakes.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, byte_tokenizer
@@ -18,15 +19,17 @@ from tests.fakes.scripted_loop import ScriptedLoop, deltas
 MODEL = ServedModel(name="tiny", max_model_len=64, vocab_size=VOCAB_SIZE, created=1)
 
 
-def engine_on(loop: ScriptedLoop) -> Engine:
+def engine_on(loop: ScriptedLoop, measures: Measures | None = None) -> Engine:
     """An engine of the byte tokenizer on a scripted loop, with seed 7 where none is given."""
     tokenizer = Tokenizer(byte_tokenizer(), template=ChatTemplate(CHAT_TEMPLATE))
-    return Engine(model=MODEL, tokenizer=tokenizer, loop=loop, draw_seed=lambda: 7)
+    return Engine(
+        model=MODEL, tokenizer=tokenizer, loop=loop, draw_seed=lambda: 7, measures=measures
+    )
 
 
 def asked(prompt="hi", **options) -> GenerationInput:
     """A request with the id "r"."""
-    return GenerationInput(request_id="r", prompt=prompt, **options)
+    return GenerationInput(**({"request_id": "r", "prompts": (prompt,)} | options))
 
 
 async def answer(loop: ScriptedLoop, request: GenerationInput) -> list[TextDelta]:
@@ -46,21 +49,34 @@ async def test_defaults_are_resolved_before_the_loop_sees_the_request():
 
 
 async def test_ended_requests_are_counted_by_their_reason():
-    """A stop string counts as a stop, an error and a reader that left as none; refused ones do not count."""
-    loop, gate = ScriptedLoop(deltas("one END two", finish=None)), EngineGate()
-    assert gate.num_ended == {}
-    engine = engine_on(loop)
-    gate.open(engine)
+    """A stop string counts as a stop, a reader that left as abort; refused ones count by their error."""
+    loop, measures = ScriptedLoop(deltas("one END two", finish=None)), Measures()
+    engine = engine_on(loop, measures)
     async with await engine.generate(asked(stop=("END",))) as stream:
         assert [delta.text async for delta in stream] == ["one "]
     loop.script = [Unavailable("gone")]
     with pytest.raises(Unavailable):
         async with await engine.generate(asked()) as stream:
             await anext(stream)
+    await (await engine.generate(asked())).aclose()
     loop.refusal = Overloaded("full")
     with pytest.raises(Overloaded):
         await engine.generate(asked())
-    assert gate.num_ended == {"stop": 1, "none": 1}
+    counted = measures.requests
+    assert counted.num_ended == {"stop": 1, "length": 0, "abort": 1, "error": 1}
+    assert counted.num_refused == {"Overloaded": 1}
+    assert counted.latency.num_values == counted.prompt_tokens.num_values == 3
+
+
+async def test_tokens_are_counted_as_the_usage_tells_them():
+    """What was generated behind a stop string was handed to nobody and does not count."""
+    loop, measures = ScriptedLoop(deltas("one END two", finish=None)), Measures()
+    async with await engine_on(loop, measures).generate(asked(stop=("END",))) as stream:
+        last = [delta async for delta in stream][-1]
+    counted = measures.requests
+    assert counted.num_generated_tokens == last.num_generated_tokens == len("one END")
+    assert counted.generated_tokens.total == last.num_generated_tokens
+    assert counted.num_choices.counts[0] == 1
 
 
 async def test_seeds_are_drawn_anew():

@@ -95,6 +95,21 @@ async def test_abort_ends_the_stream_with_a_reason():
         assert engine.scheduler.num_free_blocks == 63
 
 
+async def test_the_prefix_cache_is_emptied_between_requests():
+    """While a request is open nothing is forgotten; after it the next one finds nothing."""
+    prompt = tuple(range(20))
+    async with scripted_engine() as engine:
+        stream = engine.loop.submit(request(prompt, max_tokens=3, request_id="a"))
+        assert not await engine.loop.reset_prefix_cache(0.0)
+        emptied = asyncio.create_task(engine.loop.reset_prefix_cache(30.0))
+        await _read(stream)
+        assert await emptied
+        await _read(engine.loop.submit(request(prompt, max_tokens=3, request_id="b")))
+        assert engine.scheduler.counters.num_cached_tokens == 0
+        await _read(engine.loop.submit(request(prompt, max_tokens=3, request_id="c")))
+        assert engine.scheduler.counters.num_cached_tokens == 16
+
+
 async def test_failed_request_ends_alone():
     """A request that the workers could not run ends with the worker's message; others go on."""
     async with scripted_engine(poison_token_id=200) as engine:

@@ -68,6 +68,16 @@ def test_too_little_for_one_sequence_is_refused_with_numbers():
     assert message.endswith("lower --max-model-len to 228")
 
 
+def test_no_length_is_proposed_where_none_would_do():
+    """Who has room for no sequence at all is told the bytes it takes and not to ask for 0 tokens."""
+    tiny = room("stage 0", kv_cache_bytes=15, bytes_per_block=10)
+    with pytest.raises(ConfigError) as refused:
+        num_kv_cache_blocks([tiny], CacheConfig(block_size=4), max_model_len=100)
+    assert str(refused.value).endswith(
+        "(--kv-cache-bytes on a CPU, --gpu-memory-utilization on a GPU)"
+    )
+
+
 def test_explicit_few_blocks_are_taken_at_their_word():
     """Who asks for few blocks gets them; the scheduler refuses requests that cannot fit."""
     assert size(max_model_len=1000, num_blocks=5) == 5

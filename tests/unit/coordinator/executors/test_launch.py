@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.config import ClusterConfig, CoordinatorConfig
+from common.config import ClusterConfig, CoordinatorConfig, ServeConfig
 from common.errors import ConfigError
-from coordinator.executors.launch import worker_fleet
+from coordinator.executors.launch import shared_flags, worker_fleet
 from coordinator.executors.local_process import available_cores, worker_flags
 from coordinator.executors.remote import RemoteWorker
 
@@ -25,6 +25,12 @@ def test_threads_and_devices_are_passed_on():
 def test_local_workers_end_with_their_coordinator():
     """Every child is told to watch its standard input and to listen on a free loopback port."""
     assert {"--exit-with-stdin", "--listen=127.0.0.1:0"} <= set(worker_flags(ClusterConfig(), 0))
+
+
+def test_local_workers_log_as_their_coordinator_does():
+    """One terminal shows lines of one form and level."""
+    flags = shared_flags(ServeConfig(log_format="text", log_level="WARNING"))
+    assert flags == ["--log-format=text", "--log-level=WARNING"]
 
 
 async def test_remote_workers_keep_the_order_of_the_addresses():

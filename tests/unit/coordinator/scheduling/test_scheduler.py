@@ -9,6 +9,7 @@ from common.config import ScheduleConfig
 from common.errors import InvalidRequest, Overloaded, StepFailed
 from common.requests import FinishReason
 from common.step import ModelRunnerOutput, Phase, StepKey
+from tests.fakes.noted_spans import CLIENT
 from tests.fakes.scripted_model import next_token, scripted_tokens
 from tests.fakes.scripted_replica import ScriptedReplica, handles_of, request
 
@@ -24,6 +25,16 @@ def test_tokens_are_those_of_the_sequence_alone():
     assert replica.token_ids[first] == list(scripted_tokens((1, 2, 3), 5))
     assert replica.token_ids[second] == list(scripted_tokens((9,), 7))
     assert set(replica.finish_reasons.values()) == {FinishReason.LENGTH}
+
+
+def test_waiting_tokens_are_counted():
+    """Prompts count as waiting until they are admitted."""
+    replica = ScriptedReplica(ONE_COHORT)
+    for prompt in ((1, 2, 3), (9,)):
+        replica.scheduler.add(request(prompt, max_tokens=1))
+    assert replica.scheduler.num_waiting_tokens == 4
+    replica.run_until_idle()
+    assert replica.scheduler.num_waiting_tokens == 0
 
 
 def test_a_long_prompt_is_computed_in_chunks():
@@ -118,7 +129,8 @@ def test_the_youngest_is_preempted_and_comes_back_with_its_tokens(
         ONE_COHORT, num_blocks=6, block_size=4, has_prefix_cache=has_prefix_cache
     )
     old = replica.scheduler.add(request((1, 2, 3, 4), max_tokens=12))
-    young = replica.scheduler.add(request((5, 6, 7), max_tokens=8))
+    traced = replace(request((5, 6, 7), max_tokens=8), trace=CLIENT)
+    young = replica.scheduler.add(traced)
     readmitted = None
     while (output := replica.plan()) is not None:
         for new in output.new_requests:
@@ -128,6 +140,7 @@ def test_the_youngest_is_preempted_and_comes_back_with_its_tokens(
     assert readmitted.handle == young
     assert readmitted.num_prompt_tokens == 3
     assert readmitted.num_computed_tokens == num_computed
+    assert readmitted.trace == CLIENT
     assert replica.scheduler.counters.num_preemptions == replica.num_preempted_handles == 1
     assert replica.token_ids[old] == list(scripted_tokens((1, 2, 3, 4), 12))
     assert replica.token_ids[young] == list(scripted_tokens((5, 6, 7), 8))

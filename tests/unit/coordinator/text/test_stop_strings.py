@@ -60,3 +60,12 @@ def test_the_stop_string_complete_first_wins(stops: list[str]):
 def test_without_stop_strings_nothing_is_held():
     """Text passes at once when there is nothing to look for."""
     assert pushed([], ["a", "b"]) == (["a", "b", ""], False)
+
+
+def test_the_stop_string_that_ended_the_text_is_known():
+    """Of several stop strings the one that was complete first is named, and none before."""
+    stop_strings = StopStrings(["abc", "bc", "x"])
+    stop_strings.push("ab")
+    assert stop_strings.matched is None
+    stop_strings.push("c")
+    assert stop_strings.matched == "abc"

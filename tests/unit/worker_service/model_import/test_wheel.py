@@ -23,7 +23,6 @@ def tiny_model(*, sha256: str = hashlib.sha256(CONTENT).hexdigest()) -> BundledM
         wheel_bytes=4000,
         member="tiny_model/tiny.gguf",
         sha256=sha256,
-        splits_digits=False,
     )
 
 
