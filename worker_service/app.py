@@ -10,6 +10,7 @@ from functools import partial
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 from stepwire.v1 import worker_pb2
 from stepwire.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
@@ -86,10 +87,7 @@ async def run_worker(
         make_worker = partial(Worker, config, channels, make_runner=make_runner, tracer=tracer)
         worker = _make_worker(make_worker, readiness, ending)
         _add_services(server, worker, health)
-        registry.register(TableCollector(CALL_METRICS, lambda: calls))
-        registry.register(
-            TableCollector(WORKER_METRICS, lambda: read_worker_state(worker, channels))
-        )
+        _tell(registry, worker, channels, calls)
         await metrics.start()
         await server.start()
         readiness.started()
@@ -110,6 +108,14 @@ async def run_worker(
         readiness.ended()
         await _stop(server, worker, exit_code)
         return exit_code
+
+
+def _tell(
+    registry: CollectorRegistry, worker: Worker, channels: ZmqChannels, calls: CallTimes
+) -> None:
+    """Let the registry tell what worker, channels and calls know."""
+    registry.register(TableCollector(CALL_METRICS, lambda: calls))
+    registry.register(TableCollector(WORKER_METRICS, lambda: read_worker_state(worker, channels)))
 
 
 def _make_worker(
