@@ -57,8 +57,7 @@ def is_imported(folder: Path) -> bool:
 def resolve_model(model: str, *, cache: Path) -> Path:
     """Turn the name of an imported model, a folder or a hub id into a folder, downloading only the last.
 
-    Raises ModelMissing, in one line that says what to do, when there is none, and ModelError when a
-    download fails.
+    Raises ModelMissing, in one line that says what to do, when there is none.
     """
     if model in BUNDLED_MODELS:
         return _imported_folder(model, cache=cache)
@@ -113,7 +112,7 @@ def _download_from_hub(hub_id: str) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, OSError, ValueError) as error:
         cause = str(error).strip().partition("\n")[0]
-        raise ModelError(
+        raise ModelMissing(
             f"model {hub_id} cannot be downloaded from the hub, check its name and the network: "
             f"{cause}"
         ) from error

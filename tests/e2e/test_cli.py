@@ -170,6 +170,26 @@ def test_import_of_what_is_there_prints_its_folder(tmp_path: Path, capsys):
     assert capsys.readouterr().out == f"{folder}\n"
 
 
+def test_hub_model_that_is_not_there_offline_may_still_come(tmp_path: Path):
+    """Who waits for a model waits for a download into a shared folder as well."""
+    program = (
+        "from pathlib import Path\nfrom common.errors import ModelMissing\n"
+        "from common.model_folder import resolve_model\n"
+        "try:\n    resolve_model('own/tiny', cache=Path('unused'))\n"
+        "except ModelMissing as error:\n    print(error)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**child_environment(), "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert ended.stdout.startswith("model own/tiny cannot be downloaded")
+    assert ended.stdout.count("\n") == 1
+
+
 def test_import_of_a_folder_takes_it_as_it_is(tmp_path: Path, capsys):
     """Whoever has a model already may say so where a model is imported, as compose files do."""
     assert run(["model", "import", str(tmp_path)]) == 0
