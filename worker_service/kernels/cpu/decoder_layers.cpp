@@ -41,7 +41,7 @@ void multiply(const LinearWeight& weight, const void* x_TI, void* y_TO, int64_t 
 // silu(gate) * up, by way of `wide` where one pass cannot do it.
 void multiply_gated(const LinearWeight& weight, const void* x_TI, void* wide, bf16* gated,
                     int64_t num_tokens, CacheAhead& ahead) {
-  if (weight.kind == WeightKind::kBf16 && can_gate_bf16(weight.num_outputs))
+  if (weight.kind == WeightKind::kBf16 && can_gate_bf16(num_tokens, weight.num_outputs))
     return gated_bf16_ahead(static_cast<const bf16*>(x_TI), static_cast<const bf16*>(weight.packed),
                             static_cast<const bf16*>(weight.bias_O), gated, num_tokens,
                             weight.num_inputs, weight.num_outputs, ahead.next(work(weight)));

@@ -54,10 +54,11 @@ struct Tile {
   AheadPieces cache;    // to ask for meanwhile, a line with each pair
 };
 
-#if STEPWIRE_X86
-
 constexpr int kAvx512Rows = 8;
 constexpr int kAvx2Rows = 4;
+constexpr int kMostTileRows = std::max(kAvx512Rows, kAvx2Rows);
+
+#if STEPWIRE_X86
 
 // The sums of a tile, in registers.
 template <int kRows>
@@ -342,7 +343,10 @@ void linear_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O,
 #endif
 }
 
-bool can_gate_bf16(int64_t num_outputs) { return num_outputs % (2 * kBlock) == 0; }
+// A single tile fetches what stands behind it in memory, which is not the block that follows here.
+bool can_gate_bf16(int64_t num_rows, int64_t num_outputs) {
+  return num_rows > kMostTileRows && num_outputs % (2 * kBlock) == 0;
+}
 
 void gated_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O, bf16* y_TI,
                       int64_t num_rows, int64_t num_inputs, int64_t num_outputs,

@@ -14,7 +14,7 @@ void linear_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O,
 
 // silu(gate) * up of a weight whose first half of outputs are gates, the other half what they gate:
 // the bits of the linear layer and silu_and_multiply, without writing the linear layer's outputs.
-bool can_gate_bf16(int64_t num_outputs);
+bool can_gate_bf16(int64_t num_rows, int64_t num_outputs);
 void gated_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O, bf16* y_TI,
                       int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
                       const AheadPieces& cache);
