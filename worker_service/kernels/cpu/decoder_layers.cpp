@@ -38,17 +38,6 @@ void multiply(const LinearWeight& weight, const void* x_TI, void* y_TO, int64_t 
   }
 }
 
-// silu(gate) * up, by way of `wide` where one pass cannot do it.
-void multiply_gated(const LinearWeight& weight, const void* x_TI, void* wide, bf16* gated,
-                    int64_t num_tokens, CacheAhead& ahead) {
-  if (weight.kind == WeightKind::kBf16 && can_gate_bf16(weight.num_outputs))
-    return gated_bf16_ahead(static_cast<const bf16*>(x_TI), static_cast<const bf16*>(weight.packed),
-                            static_cast<const bf16*>(weight.bias_O), gated, num_tokens,
-                            weight.num_inputs, weight.num_outputs, ahead.next(work(weight)));
-  multiply(weight, x_TI, wide, num_tokens, ahead);
-  silu_and_multiply(true, wide, gated, num_tokens, weight.num_outputs / 2);
-}
-
 }  // namespace
 
 void run_decoder_layers(const DecoderLayer* layers, int64_t num_layers, const AttentionStep* step,
@@ -79,7 +68,8 @@ void run_decoder_layers(const DecoderLayer* layers, int64_t num_layers, const At
     multiply(layer.output, attended, residual_TD, num_tokens, ahead);
 
     rms_norm(true, residual_TD, before_TD, layer.mlp_norm_D, normed_TD, num_tokens, size, eps);
-    multiply_gated(layer.gate_up, normed_TD, wide, gated, num_tokens, ahead);
+    multiply(layer.gate_up, normed_TD, wide, num_tokens, ahead);
+    silu_and_multiply(true, wide, gated, num_tokens, layer.down.num_inputs);
     multiply(layer.down, gated, added_TD, num_tokens, ahead);
   }
 }

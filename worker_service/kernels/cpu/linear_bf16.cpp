@@ -16,7 +16,6 @@
 #include "isa.h"
 #include "kernels.h"
 #include "linear_bf16.h"
-#include "step_kernels.h"
 #include "threads.h"
 
 namespace stepwire {
@@ -209,69 +208,37 @@ AheadPieces tile_share(const AheadPieces& cache, int64_t tile, int64_t num_tiles
   return share;
 }
 
-// The sums of one block of outputs for a chunk of rows, which fetches the block that follows.
 template <typename X, int kMostRows>
-void sum_block(const Linear& linear, int64_t block, int64_t next_block, int64_t row,
-               int64_t num_rows, const AddProducts<X> (&add_products)[kMostRows], float* sums) {
+void multiply_block(const Linear& linear, int64_t block,
+                    const AddProducts<X> (&add_products)[kMostRows]) {
   const X* const x = static_cast<const X*>(linear.x_TI);
   const int64_t num_pairs = linear.num_inputs / 2;
   const bf16* const w = linear.packed + block * kBlock * linear.num_inputs;
   const int64_t num_blocks = divide_up(linear.num_outputs, kBlock);
-  const int64_t num_tiles = divide_up(num_rows, kMostRows);
-  const int64_t ahead_bytes = divide_up(kPairBytes, num_tiles);
-  for (int64_t pair = 0; pair < num_pairs; pair += kChunkPairs) {
-    const int64_t num_chunk_pairs = std::min(kChunkPairs, num_pairs - pair);
-    const char* const chunk = reinterpret_cast<const char*>(w) + pair * kPairBytes;
-    const char* const next =
-        chunk + (num_tiles == 1 ? kAheadBytes : (next_block - block) * num_pairs * kPairBytes);
-    for (int64_t tile = 0; tile < num_tiles; ++tile) {
-      // Tiles of nearly equal height: a short last one would cost as much as a full one.
-      const int64_t first = num_rows * tile / num_tiles;
-      const int64_t height = num_rows * (tile + 1) / num_tiles - first;
-      AheadPieces cache;
-      if (row == 0 && pair == 0)
-        cache = tile_share(linear.cache, block * num_tiles + tile, num_blocks * num_tiles);
-      add_products[height - 1]({x + (row + first) * linear.num_inputs + pair * 2,
-                                linear.num_inputs, w + pair * kBlock * 2, num_chunk_pairs,
-                                sums + first * kBlock, pair == 0,
-                                next + tile * num_chunk_pairs * ahead_bytes, ahead_bytes, cache});
-    }
-  }
-}
-
-template <typename X, int kMostRows>
-void multiply_block(const Linear& linear, int64_t block,
-                    const AddProducts<X> (&add_products)[kMostRows]) {
   alignas(64) float sums[kChunkRows * kBlock];
   for (int64_t row = 0; row < linear.num_rows; row += kChunkRows) {
     const int64_t num_rows = std::min(kChunkRows, linear.num_rows - row);
-    sum_block(linear, block, block + 1, row, num_rows, add_products, sums);
+    const int64_t num_tiles = divide_up(num_rows, kMostRows);
+    const int64_t ahead_bytes = divide_up(kPairBytes, num_tiles);
+    for (int64_t pair = 0; pair < num_pairs; pair += kChunkPairs) {
+      const int64_t num_chunk_pairs = std::min(kChunkPairs, num_pairs - pair);
+      const char* const chunk = reinterpret_cast<const char*>(w) + pair * kPairBytes;
+      const char* const next = chunk + (num_tiles == 1 ? kAheadBytes : num_pairs * kPairBytes);
+      for (int64_t tile = 0; tile < num_tiles; ++tile) {
+        // Tiles of nearly equal height: a short last one would cost as much as a full one.
+        const int64_t first = num_rows * tile / num_tiles;
+        const int64_t height = num_rows * (tile + 1) / num_tiles - first;
+        AheadPieces cache;
+        if (row == 0 && pair == 0)
+          cache = tile_share(linear.cache, block * num_tiles + tile, num_blocks * num_tiles);
+        add_products[height - 1]({x + (row + first) * linear.num_inputs + pair * 2,
+                                  linear.num_inputs, w + pair * kBlock * 2, num_chunk_pairs,
+                                  sums + first * kBlock, pair == 0,
+                                  next + tile * num_chunk_pairs * ahead_bytes, ahead_bytes,
+                                  cache});
+      }
+    }
     finish_rows(linear, row, num_rows, block, sums);
-  }
-}
-
-// A block of gates and the block of what they gate; both are rounded before, as if written out.
-template <typename X, int kMostRows>
-void multiply_gated_block(const Linear& linear, int64_t block,
-                          const AddProducts<X> (&add_products)[kMostRows]) {
-  const int64_t num_gates = linear.num_outputs / 2, num_blocks = num_gates / kBlock;
-  const auto gate = isa() == Isa::kAvx512Bf16 ? avx512::gate_block : avx2::gate_block;
-  alignas(64) float sums[kChunkRows * kBlock];
-  alignas(64) bf16 halves[2][kChunkRows * kBlock];
-  for (int64_t row = 0; row < linear.num_rows; row += kChunkRows) {
-    const int64_t num_rows = std::min(kChunkRows, linear.num_rows - row);
-    for (int64_t half = 0; half < 2; ++half) {
-      const int64_t own = block + half * num_blocks;
-      const int64_t next = half == 0 ? own + num_blocks : block + 1;
-      sum_block(linear, own, next, row, num_rows, add_products, sums);
-      Linear rounded = linear;
-      rounded.y_TO = halves[half];
-      rounded.num_outputs = kBlock;
-      if (linear.bias_O != nullptr) rounded.bias_O = linear.bias_O + own * kBlock;
-      finish_rows(rounded, 0, num_rows, 0, sums);
-    }
-    bf16* const out_TI = static_cast<bf16*>(linear.y_TO) + row * num_gates + block * kBlock;
-    gate(halves[0], halves[1], out_TI, num_rows, kBlock, num_gates);
   }
 }
 
@@ -338,31 +305,6 @@ void linear_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O,
       multiply_block(linear, block, kAddAvx512);
     else
       multiply_block(linear, block, kAddAvx2);
-  });
-#endif
-}
-
-bool can_gate_bf16(int64_t num_outputs) { return num_outputs % (2 * kBlock) == 0; }
-
-void gated_bf16_ahead(const bf16* x_TI, const bf16* packed, const bf16* bias_O, bf16* y_TI,
-                      int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
-                      const AheadPieces& cache) {
-#if STEPWIRE_X86
-  const int64_t width = divide_up(num_inputs, 2) * 2;
-  const Linear linear = {prepare_rows(x_TI, num_rows, num_inputs, width),
-                         packed,
-                         bias_O,
-                         y_TI,
-                         false,
-                         num_rows,
-                         width,
-                         num_outputs,
-                         cache};
-  parallel_for_runs(num_outputs / (2 * kBlock), [&](int64_t block) {
-    if (isa() == Isa::kAvx512Bf16)
-      multiply_gated_block(linear, block, kAddAvx512);
-    else
-      multiply_gated_block(linear, block, kAddAvx2);
   });
 #endif
 }

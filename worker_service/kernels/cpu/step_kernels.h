@@ -1,6 +1,5 @@
 // What surrounds the linear layers in a step, compiled once for each instruction set.
-// is_bf16 says what all elements are, else they are float32. gate_block gates bfloat16, and writes
-// some outputs of rows that have num_outputs.
+// is_bf16 says what all elements are, else they are float32.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +11,6 @@
                 void* out_TD, int64_t num_tokens, int64_t size, float eps);                    \
   void silu_and_multiply(bool is_bf16, const void* gate_up_T2I, void* out_TI,                  \
                          int64_t num_tokens, int64_t size);                                    \
-  void gate_block(const uint16_t* gate_RO, const uint16_t* up_RO, uint16_t* out_TI,              \
-                  int64_t num_rows, int64_t width, int64_t num_outputs);                         \
   void attend(const AttentionStep* step, const void* qkv_THD, void* keys_KSD, void* values_KSD, \
               void* out_TND);                                                                  \
   bool greedy(bool is_bf16, const void* logits_SV, int64_t num_rows, int64_t vocabulary,       \

@@ -88,7 +88,7 @@ def run(model: DecoderModel, *, backend: str = "cpu") -> list[Tensor]:
 def test_one_call_gives_the_same_bits(
     tmp_path: Path, isa: Isa, quantization: str, intermediate: int, *, bias: bool
 ):
-    """Hidden states and cache are equal to the last bit; 96 are whole blocks of gates, 128 are not."""
+    """Hidden states and cache are equal to the last bit; 96 outputs are whole blocks, 128 are not."""
     with native_isa(isa, num_threads=2):
         folder = write_tiny_llama(
             tmp_path,
