@@ -6,7 +6,8 @@ as text.
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -148,30 +149,28 @@ class Engine:
         requests = build_requests(asked, token_ids, model=self._model, draw_seed=self._draw_seed)
         times = [RequestTimes(arrived=arrived) for _ in requests]
         sources = await self._submit_all(requests, times)
-        claim.is_submitted = True
-        self._measures.num_choices.add(asked.num_choices, len(asked.prompts))
-        for index, request in enumerate(requests):
-            _log_accepted(request, claim.log_fields(index))
-        outputs = [
-            self._output(source, asked, claim, index=index, request=request, times=moments)
-            for index, (source, request, moments) in enumerate(
-                zip(sources, requests, times, strict=True)
-            )
-        ]
-        return outputs[0] if len(outputs) == 1 else OutputGroup(outputs)
+        # Nobody but the caller ends what runs from here on, so it must get its outputs.
+        async with _left_unless_handed_out(sources):
+            outputs = [
+                self._output(source, asked, claim, index=index, request=request, times=moments)
+                for index, (source, request, moments) in enumerate(
+                    zip(sources, requests, times, strict=True)
+                )
+            ]
+            for index, request in enumerate(requests):
+                _log_accepted(request, claim.log_fields(index))
+            claim.is_submitted = True
+            self._measures.num_choices.add(asked.num_choices, len(asked.prompts))
+            return outputs[0] if len(outputs) == 1 else OutputGroup(outputs)
 
     async def _submit_all(
         self, requests: Sequence[Request], times: Sequence[RequestTimes]
     ) -> list[TokenSource]:
         """Hand all sequences to the loop or none: no step comes between them."""
         sources: list[TokenSource] = []
-        try:
+        async with _left_unless_handed_out(sources):
             for request, moments in zip(requests, times, strict=True):
                 sources.append(self._loop.submit(request, moments))
-        except BaseException:
-            for source in sources:
-                await source.aclose()
-            raise
         return sources
 
     def _output(
@@ -258,6 +257,17 @@ class _Claim:
         """What names an output in the log: the request, and which of several it is."""
         which: dict[str, object] = {} if len(self.sequence_ids) == 1 else {"output": index}
         return {"request_id": self.request_id, **which}
+
+
+@asynccontextmanager
+async def _left_unless_handed_out(sources: Sequence[TokenSource]) -> AsyncIterator[None]:
+    """Leave what was submitted when the body raises; whoever asked never hears of it."""
+    try:
+        yield
+    except BaseException:
+        for source in sources:
+            await source.aclose()
+        raise
 
 
 def _reason(stream: TextStream) -> str:

@@ -12,6 +12,7 @@ from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import ChatTurn, GenerationInput, ServedModel, TextDelta
 from coordinator.engine.measures import Measures
 from coordinator.text.chat_template import ChatTemplate
+from coordinator.text.detokenizer import Detokenizer
 from coordinator.text.tokenizer import Tokenizer
 from tests.fakes.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, byte_tokenizer
 from tests.fakes.scripted_loop import ScriptedLoop, deltas
@@ -19,9 +20,11 @@ from tests.fakes.scripted_loop import ScriptedLoop, deltas
 MODEL = ServedModel(name="tiny", max_model_len=64, vocab_size=VOCAB_SIZE, created=1)
 
 
-def engine_on(loop: ScriptedLoop, measures: Measures | None = None) -> Engine:
+def engine_on(
+    loop: ScriptedLoop, measures: Measures | None = None, *, tokenizer: Tokenizer | None = None
+) -> Engine:
     """An engine of the byte tokenizer on a scripted loop, with seed 7 where none is given."""
-    tokenizer = Tokenizer(byte_tokenizer(), template=ChatTemplate(CHAT_TEMPLATE))
+    tokenizer = tokenizer or Tokenizer(byte_tokenizer(), template=ChatTemplate(CHAT_TEMPLATE))
     return Engine(
         model=MODEL, tokenizer=tokenizer, loop=loop, draw_seed=lambda: 7, measures=measures
     )
@@ -208,6 +211,33 @@ async def test_a_refused_request_leaves_its_id_free(refusal):
         await engine.generate(asked())
     loop.refusal = None
     await (await engine.generate(asked())).aclose()
+
+
+class OnceOutOfDetokenizers(Tokenizer):
+    """Makes one detokenizer, fails at the second, and works from then on."""
+
+    num_made = 0
+
+    def detokenizer(self) -> Detokenizer:
+        """Make the detokenizer of one output."""
+        self.num_made += 1
+        if self.num_made == 2:
+            raise MemoryError("no detokenizer")
+        return super().detokenizer()
+
+
+async def test_a_request_whose_outputs_cannot_be_made_is_freed():
+    """What the loop has accepted is left when the caller gets an error in place of its outputs."""
+    loop, measures = ScriptedLoop(deltas("a")), Measures()
+    tokenizer = OnceOutOfDetokenizers(byte_tokenizer(), template=ChatTemplate(CHAT_TEMPLATE))
+    engine = engine_on(loop, measures, tokenizer=tokenizer)
+    with pytest.raises(MemoryError):
+        await engine.generate(asked(n=2))
+    assert len(loop.requests) == 2
+    assert not loop.running
+    assert measures.requests.num_choices.num_values == 0
+    async with await engine.generate(asked()) as stream:
+        assert [delta.text async for delta in stream] == ["a"]
 
 
 async def test_a_failed_request_raises_and_is_freed():
