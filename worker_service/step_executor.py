@@ -4,6 +4,7 @@ Runs on the device thread. A refusal changes nothing; a failure ends the generat
 Knows neither RPCs nor how a forward pass is made.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -158,16 +159,22 @@ class StepExecutor:
                 f"{type(error).__name__}: {error}"
             )
             self._guard.fail(failure)
-            logger.warning(
-                "step failed",
-                extra={
-                    "step": key.step_id.step,
-                    "cause": str(failure),
-                    "trace_ids": self._spans.trace_ids(self._output) if self._output else [],
-                },
-                exc_info=not isinstance(error, Cancelled),
-            )
+            self._log_failure(key, failure, error)
             raise failure from error
+
+    def _log_failure(self, key: StepKey, failure: StepFailed, error: Exception) -> None:
+        # The end of a generation cuts the waits of steps in flight short: nothing is wrong with them.
+        is_over = isinstance(error, Cancelled)
+        logger.log(
+            logging.INFO if is_over else logging.WARNING,
+            "step given up" if is_over else "step failed",
+            extra={
+                "step": key.step_id.step,
+                "cause": str(failure),
+                "trace_ids": self._spans.trace_ids(self._output) if self._output else [],
+            },
+            exc_info=None if is_over else error,
+        )
 
 
 def _check_inline(request: ExecuteModel) -> None:

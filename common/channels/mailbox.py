@@ -25,9 +25,13 @@ class ChannelMember:
     generation: int
     rank: Rank
 
+    def is_in_generation_of(self, other: "ChannelMember") -> bool:
+        """Whether both are of one generation of one coordinator."""
+        return (self.epoch, self.generation) == (other.epoch, other.generation)
+
     def sends_to(self, other: "ChannelMember") -> bool:
         """Whether this is a rank of the stage before the other's, or one that feeds the first stage."""
-        if (self.epoch, self.generation) != (other.epoch, other.generation):
+        if not self.is_in_generation_of(other):
             return False
         if self.rank.replica != other.rank.replica:
             return False
@@ -169,8 +173,12 @@ class Mailbox:
         if self._owner is not None and sender.sends_to(self._owner):
             return True
         self.num_refused += 1
-        logger.warning(
-            "tensor frame refused", extra={"sender": str(sender), "receiver": str(self._owner)}
+        # Frames of steps that were in flight when a generation ended are still on their way.
+        is_late = self._owner is None or not sender.is_in_generation_of(self._owner)
+        logger.log(
+            logging.INFO if is_late else logging.WARNING,
+            "tensor frame refused",
+            extra={"sender": str(sender), "receiver": str(self._owner)},
         )
         return False
 

@@ -302,12 +302,13 @@ def test_the_log_of_a_failure_names_the_traces(single: Stage, caplog) -> None:
     assert line.trace_ids == [CLIENT.trace_id]
 
 
-def test_cancelled_wait_fails_the_step(pipeline: tuple[Stage, Stage]) -> None:
-    """A stage that waits for its input stops when the generation's token is cancelled."""
+def test_cancelled_wait_fails_the_step(pipeline: tuple[Stage, Stage], caplog) -> None:
+    """A stage that waits for its input stops when the generation's token is cancelled, unalarmed."""
     _, last = pipeline
     last.token.cancel("generation 1 ended")
     with pytest.raises(StepFailed, match="generation 1 ended"):
         last.steps.execute(execute(1))
+    assert "WARNING" not in [record.levelname for record in caplog.records]
 
 
 def test_timings_leave_the_wait_out_of_compute(pipeline: tuple[Stage, Stage]) -> None:

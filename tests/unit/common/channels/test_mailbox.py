@@ -75,6 +75,20 @@ def test_strangers_are_refused(mailbox, sender):
     assert take(mailbox, 1) == ()
 
 
+@pytest.mark.parametrize(
+    ("sender", "level"),
+    [
+        (ChannelMember(epoch=2, generation=4, rank=Rank(stage=0)), "INFO"),
+        (ChannelMember(epoch=2, generation=5, rank=Rank(stage=1)), "WARNING"),
+    ],
+)
+def test_only_frames_of_a_wrong_place_alarm(mailbox, caplog, sender, level):
+    """What was on its way when its generation ended is nothing to look into."""
+    caplog.set_level("INFO")
+    mailbox.deliver(sender, key(1), ())
+    assert [record.levelname for record in caplog.records] == [level]
+
+
 @pytest.fixture
 def first() -> Mailbox:
     """The mailbox of a first stage, with room for two."""
