@@ -116,7 +116,7 @@ CLUSTER_METRICS: tuple[Spec, ...] = (
     MetricSpec(
         name="stepwire_rank_input_wait_seconds",
         kind=MetricKind.HISTOGRAM,
-        help="Seconds a rank waits for the stage before, for a step.",
+        help="Seconds a rank waits for other stages, for a step.",
         labels=RANK,
         read=lambda state: _by_rank(state.measures.steps.input_wait),
     ),
