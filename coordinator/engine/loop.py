@@ -237,6 +237,8 @@ class EngineLoop:
                 self._judge(answered)
             self._deliver(deltas)
             await self._next_event()
+        if not self.is_stopped:
+            self._commit_answered()
 
     def _fill_pipeline(self) -> None:
         while (output := self._scheduler.schedule()) is not None:
@@ -258,10 +260,17 @@ class EngineLoop:
         """Raise the error of the oldest step that failed; what is older is not waited for."""
         for sent in self._in_flight:
             failure = sent.step.failure
+            if failure is None:
+                continue
+            self._commit_answered()
             if isinstance(failure, InvalidStep):
                 self._fail_invalid(sent.output, failure)
-            if failure is not None:
-                raise failure
+            raise failure
+
+    def _commit_answered(self) -> None:
+        """Deliver what the workers answered before the generation was lost: it stays right."""
+        while self._is_oldest_answered and self._in_flight[0].step.failure is None:
+            self._deliver(self._commit(self._in_flight.popleft()))
 
     def _commit(self, sent: _SentStep) -> list[tuple[int, TokenDelta]]:
         assert self._executor is not None, "steps are committed while a generation runs"

@@ -1,7 +1,7 @@
 """An engine loop over a scripted pipeline, through the real executor: all but processes and models."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ async def scripted_engine(
     is_warm: bool = True,
     clock: Clock | None = None,
     measures: Measures | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[ScriptedEngine]:
     """Start an engine, wait for its warm-up step if is_warm, and shut it down at the end."""
     schedule = schedule or ScheduleConfig()
@@ -53,6 +54,7 @@ async def scripted_engine(
         step_seconds=step_seconds,
         poison_token_id=poison_token_id,
         is_checking=is_checking,
+        sleep=sleep,
     )
     executor = await Executor.create(workers, config, scripted_folder(num_layers=num_stages))
     await executor.initialize(num_blocks)

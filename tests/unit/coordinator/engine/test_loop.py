@@ -12,6 +12,7 @@ from coordinator.engine.streams import TokenStream
 from tests.fakes.scripted_engine import scripted_engine
 from tests.fakes.scripted_model import scripted_tokens
 from tests.fakes.scripted_replica import request
+from tests.fakes.scripted_worker import ScriptedWorker
 
 
 async def _read(stream: TokenStream) -> tuple[tuple[int, ...], FinishReason | None]:
@@ -141,6 +142,25 @@ async def test_lost_worker_ends_every_request_with_the_cause():
         assert not engine.loop.is_serving
         assert engine.serving_changes == [True, False]
         assert engine.scheduler.num_free_blocks == 63
+
+
+async def test_a_step_answered_before_a_loss_is_delivered():
+    """A worker that is lost in a step planned ahead takes no token of the answered one away."""
+    workers: list[ScriptedWorker] = []
+
+    async def lose_in_third_step(_: float) -> None:
+        # The second step is answered by now, and the loop has not heard of it yet.
+        if workers and len(workers[0].executed) == 3:
+            workers[0].lose("exited with signal 9")
+        await asyncio.sleep(0)
+
+    async with scripted_engine(sleep=lose_in_third_step) as engine:
+        workers += engine.workers
+        ended = engine.loop.submit(request((1,), max_tokens=1, request_id="ended"))
+        cut = engine.loop.submit(request((2,), max_tokens=9, request_id="cut"))
+        assert await _read(ended) == (scripted_tokens((1,), 1), FinishReason.LENGTH)
+        with pytest.raises(Unavailable, match=r"signal 9"):
+            await _read(cut)
 
 
 async def test_failed_step_ends_every_request_with_the_cause():
