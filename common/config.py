@@ -31,6 +31,13 @@ def _at_least(minimum: int, **values: int | None) -> None:
             raise ConfigError(f"{name} must be at least {minimum}, not {value}")
 
 
+def _metrics_host(metrics_listen: str | None) -> dict[str, str]:
+    """The host metrics are told on, by the setting's name; empty where they are not."""
+    if metrics_listen is None:
+        return {}
+    return {"metrics_listen": split_address("metrics_listen", metrics_listen)[0]}
+
+
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
@@ -266,8 +273,6 @@ class ServeConfig:
     log_level: str = setting("INFO", "least level of a log line: DEBUG, INFO, WARNING or ERROR")
 
     def __post_init__(self) -> None:
-        if self.metrics_listen is not None:
-            split_address("metrics_listen", self.metrics_listen)
         _check_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
         _one_of("log_format", self.log_format, LOG_FORMATS)
         _one_of("log_level", self.log_level, LOG_LEVELS)
@@ -276,7 +281,11 @@ class ServeConfig:
                 raise ConfigError(f"{name} must be a port number, not {port}")
         if self.grpc_port < 0:
             raise ConfigError("grpc_port cannot be turned off")
-        check_plaintext(is_allowed=self.allow_plaintext, http_host=self.http_host)
+        check_plaintext(
+            is_allowed=self.allow_plaintext,
+            http_host=self.http_host,
+            **_metrics_host(self.metrics_listen),
+        )
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
 
@@ -323,8 +332,6 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         split_address("listen", self.listen)
-        if self.metrics_listen is not None:
-            split_address("metrics_listen", self.metrics_listen)
         _check_url("otlp_traces_endpoint", self.otlp_traces_endpoint)
         _one_of("log_format", self.log_format, LOG_FORMATS)
         _one_of("log_level", self.log_level, LOG_LEVELS)
@@ -336,6 +343,7 @@ class WorkerConfig:
             is_allowed=self.allow_plaintext,
             listen=split_address("listen", self.listen)[0],
             tensor_listen=self.tensor_bind[0],
+            **_metrics_host(self.metrics_listen),
         )
         _at_least(1, threads=self.threads)
         if not self.drain_timeout >= 0:

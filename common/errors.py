@@ -68,6 +68,7 @@ class AlreadyExists(ServiceError):
     """A request with this id is running."""
 
     grpc_status, http_status = StatusCode.ALREADY_EXISTS, 409
+    param = "request_id"
 
 
 class Overloaded(ServiceError):

@@ -23,6 +23,7 @@ from coordinator.engine.generation import MAX_SEQUENCES, ServedModel
 from coordinator.engine.measures import Measures
 from coordinator.engine.replica import Replica
 from coordinator.executors.launch import worker_fleet
+from coordinator.executors.placement import split_layers
 from coordinator.executors.topology import WorkerTopology
 from coordinator.shutdown import ShutdownRequest
 from coordinator.text.tokenizer import Tokenizer
@@ -119,6 +120,8 @@ class Coordinator:
             on_missing=self._note_missing,
         )
         self._model_name = self._config.model.served_model_name or folder.name
+        # Before processes are started for stages that would stay empty.
+        split_layers(folder.num_layers, self._config.cluster.num_stages)
         self._replica = Replica(
             self._config,
             folder,

@@ -26,9 +26,13 @@ QUESTION_OPTIONS = (
     click.option("--address", default=ADDRESS, show_default=True, help="HOST:PORT of gRPC."),
     click.option("--model", default="", help="Model's name  [default: the only one served]"),
     click.option("--system", help="What the model is told before the conversation."),
-    click.option("--max-tokens", type=click.IntRange(1, 2**31), help="Most tokens to generate."),
+    click.option(
+        "--max-tokens", type=click.IntRange(1, 2**31 - 1), help="Most tokens to generate."
+    ),
     click.option("--temperature", type=float, help="Softmax temperature; 0 is greedy."),
-    click.option("--top-k", type=click.IntRange(0, 2**31), help="Keep so many most likely tokens."),
+    click.option(
+        "--top-k", type=click.IntRange(0, 2**31 - 1), help="Keep so many most likely tokens."
+    ),
     click.option("--top-p", type=float, help="Nucleus mass in (0, 1]."),
     click.option("--min-p", type=float, help="Relative probability floor in [0, 1]."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Same seed, same tokens."),

@@ -9,6 +9,7 @@ import grpc
 from stepwire.v1 import inference_pb2 as pb
 from stepwire.v1 import inference_pb2_grpc
 
+from common.errors import InvalidRequest
 from common.requests import FinishReason
 from common.rpc.interceptors import trace_of
 from coordinator.engine.gate import EngineGate
@@ -110,6 +111,8 @@ def _prompt(request: pb.GenerateRequest) -> Prompt:
             return tuple(request.token_ids.ids)
         case "conversation":
             messages = request.conversation.messages
+            if not messages:
+                raise InvalidRequest("messages is empty, at least one is needed", param="messages")
             return tuple(ChatTurn(role=turn.role, content=turn.content) for turn in messages)
         case _:
             return request.text

@@ -62,6 +62,8 @@ class OpenAIRoutes:
         for path, endpoint in ((COMPLETIONS, self.complete), (CHAT_COMPLETIONS, self.chat)):
             router.add_api_route(path, endpoint, methods=["POST"], response_model=None)
         router.add_api_route("/health", self.health, methods=["GET"], response_model=None)
+        # Load balancers ask so.
+        router.add_api_route("/health", self.health, methods=["HEAD"], include_in_schema=False)
         router.add_api_route("/version", self.version, methods=["GET"])
         return router
 
@@ -239,7 +241,9 @@ async def _on_service_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return problem(message, status=error.status_code)
+    response = problem(message, status=error.status_code)
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

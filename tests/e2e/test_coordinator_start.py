@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -109,6 +110,14 @@ async def test_a_model_that_cannot_be_read_is_named(model, missing):
     (model / missing).unlink()
     with pytest.raises(ModelError, match=missing):
         await start(config(model))
+
+
+async def test_stages_without_layers_are_refused_before_workers_start(model):
+    """Nobody waits for workers that could hold nothing."""
+    settings = config(model)
+    many = ClusterConfig(executor="remote", workers=(NOBODY,) * 3)
+    with pytest.raises(ConfigError, match=r"3 pipeline stages .* has 2"):
+        await asyncio.wait_for(start(replace(settings, cluster=many)), 10)
 
 
 async def start(settings: CoordinatorConfig) -> None:

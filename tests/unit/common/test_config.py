@@ -44,6 +44,9 @@ from common.errors import ConfigError
         (ServeConfig, {"http_host": "0.0.0.0"}, "http_host is '0.0.0.0'.* --allow-plaintext"),
         (WorkerConfig, {"listen": "[::]:1"}, "^listen is '::'.* --allow-plaintext"),
         (WorkerConfig, {"tensor_listen": "node-1:1"}, "tensor_listen is 'node-1'.* --allow-plain"),
+        (ServeConfig, {"metrics_listen": "0.0.0.0:1"}, "metrics_listen is '0.0.0.0'.* --allow-pl"),
+        (WorkerConfig, {"metrics_listen": "[::]:1"}, "metrics_listen is '::'.* --allow-plaintext"),
+        (WorkerConfig, {"metrics_listen": "7001"}, "metrics_listen must be HOST:PORT"),
         (WorkerConfig, {"listen": "7001"}, "listen must be HOST:PORT"),
         (WorkerConfig, {"threads": 0}, "threads must be at least 1"),
     ],
@@ -132,6 +135,7 @@ def test_loopback_needs_no_word_about_encryption(host):
 
 def test_plaintext_beyond_loopback_can_be_meant():
     """Whoever says so may listen anywhere, on every port."""
-    assert ServeConfig(http_host="0.0.0.0", allow_plaintext=True).http_host == "0.0.0.0"
+    serve = ServeConfig(http_host="0.0.0.0", metrics_listen="[::]:1", allow_plaintext=True)
+    assert (serve.http_host, serve.metrics_listen) == ("0.0.0.0", "[::]:1")
     worker = WorkerConfig(listen="0.0.0.0:1", tensor_listen="[::]:2", allow_plaintext=True)
     assert worker.tensor_bind == ("::", 2)

@@ -104,3 +104,20 @@ async def test_a_cancelled_server_frees_the_request():
     with pytest.raises(asyncio.CancelledError):
         await answer
     assert not loop.running
+
+
+async def test_leaving_within_the_body():
+    """A client that leaves before its request is whole asks nothing, and is no bug of ours."""
+    loop = ScriptedLoop()
+    connection = Connection(loop)
+    pieces = [
+        {"type": "http.request", "body": b'{"prompt"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return pieces.pop(0)
+
+    connection.receive = receive
+    await connection.serve()
+    assert not loop.requests

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 from stepwire.v1 import cluster_pb2_grpc, inference_pb2_grpc
+from stepwire.v1 import inference_pb2 as pb
 
 from common.errors import (
     AlreadyExists,
@@ -21,7 +22,7 @@ from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import build_server
 from common.worker_api import Rank
 from coordinator.api.cluster_servicer import ClusterServicer
-from coordinator.api.inference_servicer import InferenceServicer
+from coordinator.api.inference_servicer import InferenceServicer, decode_generate
 from coordinator.client import AsyncClient, Client
 from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.engine.engine import Engine
@@ -122,6 +123,13 @@ async def test_options_reach_the_request(served):
     assert (request.stopping.stop, request.stopping.stop_token_ids) == (("END",), {5})
     assert request.stopping.ignore_eos
     assert request.priority == -2
+
+
+def test_an_empty_conversation_is_refused_by_its_name():
+    """The field is called as over HTTP."""
+    with pytest.raises(InvalidRequest, match="messages is empty") as caught:
+        decode_generate(pb.GenerateRequest(conversation=pb.Conversation()))
+    assert caught.value.param == "messages"
 
 
 async def test_a_conversation_is_answered(served):

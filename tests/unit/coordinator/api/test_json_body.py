@@ -77,6 +77,25 @@ def test_a_wrong_type_names_the_field(field, value):
     assert str(found).startswith(f"{field}: Input should be")
 
 
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ("hi", "messages[1]: "),
+        ({"role": "user"}, "messages[1].content: Field required"),
+        ({"content": "x"}, "messages[1].role: Field required"),
+        ({"role": "user", "content": None}, "messages[1].content: Input should be a valid string"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content: "),
+    ],
+)
+def test_a_wrong_message_is_found_among_others(message, place):
+    """Which message it is, and which of its fields."""
+    raw = json.dumps({"messages": [{"role": "user", "content": "x"}, message]}).encode()
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(raw, ChatBody)
+    assert str(caught.value).startswith(place)
+    assert caught.value.param == "messages"
+
+
 def test_numbers_that_json_does_not_know_are_the_ranges_to_refuse():
     """NaN and infinity are read, so that the complaint can name their field."""
     body = parse_body(b'{"prompt": "x", "temperature": NaN, "top_p": 1e999}', CompletionBody)

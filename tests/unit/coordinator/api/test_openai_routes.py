@@ -232,6 +232,7 @@ async def test_an_unknown_route_answers_in_the_same_shape(served, path, status):
     response = await served.client.get(path)
     assert response.status_code == status
     assert path in response.json()["error"]["message"]
+    assert response.headers.get("Allow") == {404: None, 405: "POST"}[status]
 
 
 async def test_another_model_is_404(served):
@@ -291,6 +292,13 @@ async def test_health_and_version(served):
     served.loop.is_serving = False
     assert (await served.client.get("/health")).status_code == 503
     assert (await served.client.get("/version")).json() == {"version": "1.2.3"}
+
+
+async def test_a_load_balancer_may_ask_for_health_without_a_body(served):
+    """HEAD answers as GET does."""
+    assert (await served.client.head("/health")).status_code == 200
+    served.loop.is_serving = False
+    assert (await served.client.head("/health")).status_code == 503
 
 
 async def test_before_the_start_everything_is_unavailable():

@@ -49,7 +49,12 @@ async def test_an_id_that_runs_is_a_conflict(served):
     )
     await served.loop.submitted.wait()
     second = await served.client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
-    assert (second.status_code, second.json()["error"]["code"]) == (409, "already_exists")
+    error = second.json()["error"]
+    assert (second.status_code, error["code"], error["param"]) == (
+        409,
+        "already_exists",
+        "request_id",
+    )
     served.loop.running["mine"].events.put_nowait(*deltas("late"))
     assert (await first).json()["choices"][0]["text"] == "late"
 
