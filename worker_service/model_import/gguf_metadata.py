@@ -25,11 +25,13 @@ class GgufMetadata:
 
 
 def read_metadata(file: Path) -> GgufMetadata:
-    """Read the file's header; raises ModelError when it is none, or of a family nobody here serves."""
+    """Read the file's header; raises ModelError for none, a part, or a family not served here."""
     try:
-        fields = GGUFReader(file).fields
+        reader = GGUFReader(file)
     except (OSError, ValueError, IndexError) as error:
         raise ModelError(f"{file} is no GGUF file that can be read: {error}") from error
+
+    fields = reader.fields
 
     def text(key: str) -> str:
         field: Any = fields.get(key)
@@ -45,4 +47,11 @@ def read_metadata(file: Path) -> GgufMetadata:
             f"{file.name} holds a model of the family {metadata.architecture!r}; "
             f"served are: {', '.join(ARCHITECTURES)}"
         )
+    # Without its sizes a model of the family's default ones would be made, which may fill the memory.
+    sizes = [f"{metadata.architecture}.{size}" for size in ("block_count", "embedding_length")]
+    missing = [key for key in (*sizes, "tokenizer.ggml.tokens") if key not in fields]
+    if not reader.tensors:
+        missing.append("tensors")
+    if missing:
+        raise ModelError(f"{file.name} holds no whole model: it lacks {', '.join(missing)}")
     return metadata
