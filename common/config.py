@@ -6,10 +6,11 @@ A slice is passed to the one part that uses it; derived values are properties. T
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from common.errors import ConfigError
 from common.plaintext import check_plaintext
+from common.setting import setting
+from common.speculation import SpeculationConfig
 
 NO_QUANTIZATION = "none"
 QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
@@ -18,11 +19,6 @@ QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
 
 LOG_FORMATS = ("auto", "json", "text")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-
-
-def setting(default: Any, help_text: str) -> Any:
-    """A field with a default and the help text of its flag."""
-    return field(default=default, metadata={"help": help_text})
 
 
 def _at_least(minimum: int, **values: int | None) -> None:
@@ -299,6 +295,7 @@ class CoordinatorConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,9 @@ class CachedRequests:
     handles uint64 [R]; num_computed_tokens int32 [R] before this step; new_block_ids: one Ragged of
     R rows per KV group, appended to the block table; new_token_ids: Ragged of R rows, appended to
     the known tokens before the step runs; token_source_steps uint64 [R], 0 = new_token_ids count.
+    draft_token_ids: Ragged of R rows, guesses behind the known tokens that the step computes too and
+    checks; None: no row was sent any. A row with a source has the drafts that step proposed after its
+    tokens, as many as it computes tokens beyond one.
     """
 
     handles: Uint64s
@@ -121,6 +124,7 @@ class CachedRequests:
     new_block_ids: tuple[Ragged, ...]
     new_token_ids: Ragged
     token_source_steps: Uint64s
+    draft_token_ids: Ragged | None = None
 
     @classmethod
     def none(cls, *, num_groups: int = 1) -> "CachedRequests":
@@ -141,6 +145,7 @@ class SchedulerOutput:
 
     num_scheduled_tokens int32 [rows], each at least 1, may be empty (a step without tokens).
     finished_handles and preempted_handles uint64: dropped before anything is added.
+    num_drafts_wanted int32 [rows], most drafts to propose for the step after; empty: none for any.
     """
 
     step_id: StepId
@@ -152,6 +157,7 @@ class SchedulerOutput:
     preempted_handles: Uint64s = field(default_factory=_no_handles)
     grammar_mask_follows: bool = False
     want_state_digest: bool = False
+    num_drafts_wanted: Int32s = field(default_factory=_no_ints)
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -210,12 +216,14 @@ class ModelRunnerOutput:
     logprobs: one position per sampled token in that order, when any request asked for them;
     request_errors: (handle, message) of requests that failed alone. state_digest covers handles,
     block tables and computed counts, kv_digest the keys and values of all computed tokens; both
-    when the step asked for them.
+    when the step asked for them. drafts: Ragged of S rows, guesses that follow the sampled tokens;
+    None: no row has any.
     """
 
     key: StepKey
     handles: Uint64s = field(default_factory=_no_handles)
     sampled_token_ids: Ragged = field(default_factory=lambda: Ragged.from_rows([]))
+    drafts: Ragged | None = None
     logprobs: Logprobs | None = None
     request_errors: tuple[tuple[int, str], ...] = ()
     timings: StepTimings = StepTimings()

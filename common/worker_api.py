@@ -7,12 +7,13 @@ one contract suite. Every call may raise a `ServiceError`; a call on a worker th
 
 from asyncio import Future
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from common.config import NO_QUANTIZATION
 from common.errors import ServiceError
+from common.speculation import SpeculationConfig
 from common.step import (
     ExecuteResult,
     IntermediateTensors,
@@ -60,6 +61,7 @@ class LoadModel:
 
     dtype is "float32", "bfloat16", "float16" or "auto" (what the checkpoint holds). quantization is
     "int8" or "int4", the form of the linear layers' weights, or "none": as in the checkpoint.
+    speculation: who proposes draft tokens on the last stage; every stage has to know that some come.
     """
 
     model: str
@@ -73,6 +75,7 @@ class LoadModel:
     max_num_seqs: int
     block_size: int
     quantization: str = NO_QUANTIZATION
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

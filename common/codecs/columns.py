@@ -67,6 +67,11 @@ def decode_ragged(column: pb.RaggedColumn, *, field: str, num_rows: int | None =
     return Ragged(values, offsets)
 
 
+def encode_optional_ragged(ragged: Ragged | None) -> pb.RaggedColumn | None:
+    """Spell a ragged int32 column that may be absent."""
+    return None if ragged is None else encode_ragged(ragged)
+
+
 def encode_rows(rows: tuple[Int32s, ...]) -> pb.RaggedColumn:
     """Spell a few arrays as the rows of one ragged column."""
     return encode_ragged(Ragged.from_rows(list(rows)))

@@ -13,6 +13,7 @@ from common.codecs.columns import (
     decode_column,
     decode_ragged,
     encode_column,
+    encode_optional_ragged,
     encode_ragged,
 )
 from common.codecs.step_codec import decode_step_key, encode_step_key
@@ -54,6 +55,7 @@ def encode_model_runner_output(output: ModelRunnerOutput) -> pb.ModelRunnerOutpu
         timings=_encode_timings(output.timings),
         state_digest=output.state_digest,
         kv_digest=output.kv_digest,
+        drafts=encode_optional_ragged(output.drafts),
     )
 
 
@@ -76,6 +78,11 @@ def decode_model_runner_output(output: pb.ModelRunnerOutput) -> ModelRunnerOutpu
         timings=_decode_timings(output.timings),
         state_digest=output.state_digest if output.HasField("state_digest") else None,
         kv_digest=output.kv_digest if output.HasField("kv_digest") else None,
+        drafts=(
+            decode_ragged(output.drafts, field="drafts", num_rows=len(handles))
+            if output.HasField("drafts")
+            else None
+        ),
     )
 
 

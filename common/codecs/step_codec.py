@@ -14,6 +14,7 @@ from common.codecs.columns import (
     decode_ragged,
     decode_rows,
     encode_column,
+    encode_optional_ragged,
     encode_ragged,
     encode_rows,
 )
@@ -21,6 +22,7 @@ from common.codecs.requests_codec import decode_sampling_params, encode_sampling
 from common.errors import InvalidStep
 from common.step import (
     CachedRequests,
+    Int32s,
     NewRequest,
     Phase,
     SchedulerOutput,
@@ -75,6 +77,7 @@ def encode_scheduler_output(output: SchedulerOutput) -> pb.SchedulerOutput:
         preempted_handles=encode_column(output.preempted_handles, UINT64),
         grammar_mask_follows=output.grammar_mask_follows,
         want_state_digest=output.want_state_digest,
+        num_drafts_wanted=encode_column(output.num_drafts_wanted, INT32),
     )
 
 
@@ -102,6 +105,7 @@ def _encode_cached_requests(requests: CachedRequests) -> pb.CachedRequests:
         token_source_steps=(
             encode_column(requests.token_source_steps, UINT64) if has_sources else b""
         ),
+        draft_token_ids=encode_optional_ragged(requests.draft_token_ids),
     )
 
 
@@ -135,7 +139,18 @@ def decode_scheduler_output(output: pb.SchedulerOutput) -> SchedulerOutput:
         preempted_handles=_decode_distinct(output.preempted_handles, field="preempted_handles"),
         grammar_mask_follows=output.grammar_mask_follows,
         want_state_digest=output.want_state_digest,
+        num_drafts_wanted=_decode_wanted(
+            output.num_drafts_wanted, rows=len(new_requests) + len(cached_requests.handles)
+        ),
     )
+
+
+def _decode_wanted(column: bytes, *, rows: int) -> Int32s:
+    length = rows if column else 0
+    wanted = decode_column(column, INT32, field="num_drafts_wanted", length=length)
+    if wanted.min(initial=0) < 0:
+        raise InvalidStep(f"num_drafts_wanted: {wanted.min()} is less than 0")
+    return wanted
 
 
 def _decode_new_request(request: pb.NewRequest, *, field: str) -> NewRequest:
@@ -181,6 +196,11 @@ def _decode_cached_requests(requests: pb.CachedRequests) -> CachedRequests:
             requests.new_token_ids, field=f"{field}.new_token_ids", num_rows=rows
         ),
         token_source_steps=_decode_sources(requests.token_source_steps, rows),
+        draft_token_ids=(
+            decode_ragged(requests.draft_token_ids, field=f"{field}.draft_token_ids", num_rows=rows)
+            if requests.HasField("draft_token_ids")
+            else None
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from common.codecs.place_codec import (
     encode_rank,
     require,
 )
+from common.codecs.speculation_codec import decode_speculation, encode_speculation
 from common.config import NO_QUANTIZATION, QUANTIZATIONS
 from common.worker_api import (
     Authority,
@@ -166,6 +167,7 @@ def encode_load_model(request: LoadModel, *, authority: Authority | None) -> pb.
         max_num_seqs=request.max_num_seqs,
         block_size=request.block_size,
         quantization=None if request.quantization == NO_QUANTIZATION else request.quantization,
+        speculation=encode_speculation(request.speculation),
     )
 
 
@@ -189,6 +191,9 @@ def decode_load_model(request: pb.LoadModelRequest) -> LoadModel:
         max_num_seqs=request.max_num_seqs,
         block_size=request.block_size,
         quantization=quantization,
+        speculation=decode_speculation(
+            request.speculation if request.HasField("speculation") else None
+        ),
     )
 
 

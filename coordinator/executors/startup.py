@@ -282,6 +282,7 @@ def _load_request(
         max_num_seqs=config.schedule.max_num_seqs,
         block_size=config.cache.block_size,
         quantization=config.model.quantization,
+        speculation=config.speculation,
     )
 
 

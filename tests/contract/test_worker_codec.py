@@ -5,6 +5,7 @@ from stepwire.v1 import worker_pb2
 
 from common.codecs import place_codec, worker_codec
 from common.errors import InvalidRequest
+from common.speculation import SpeculationConfig
 from common.worker_api import (
     Authority,
     BeginGeneration,
@@ -36,6 +37,7 @@ LOAD = LoadModel(
     max_num_seqs=64,
     block_size=16,
     quantization="int4",
+    speculation=SpeculationConfig(speculative_method="draft_model", draft_model="small"),
 )
 BEGIN = BeginGeneration(generation=2, rank=RANK, layout=LAYOUT, max_steps_in_flight=3)
 PEERS = (

@@ -94,12 +94,16 @@ def scheduler_outputs(draw: st.DrawFn) -> SchedulerOutput:
             new_block_ids=tuple(Ragged.from_rows(draw(rows)) for _ in range(groups)),
             new_token_ids=Ragged.from_rows(draw(rows)),
             token_source_steps=column([draw(uint64) for _ in cached], "<u8"),
+            draft_token_ids=draw(st.none() | rows.map(Ragged.from_rows)),
         ),
         num_scheduled_tokens=column([draw(st.integers(1, 9)) for _ in handles], "<i4"),
         finished_handles=column(draw(st.lists(uint64, unique=True, max_size=3)), "<u8"),
         preempted_handles=column(draw(st.lists(uint64, unique=True, max_size=3)), "<u8"),
         grammar_mask_follows=draw(st.booleans()),
         want_state_digest=draw(st.booleans()),
+        num_drafts_wanted=column(
+            draw(st.sampled_from([[], [draw(st.integers(0, 9)) for _ in handles]])), "<i4"
+        ),
     )
 
 
@@ -149,6 +153,7 @@ def model_runner_outputs(draw: st.DrawFn, phase: Phase = Phase.SAMPLE) -> ModelR
         timings=draw(timings),
         state_digest=draw(st.none() | st.binary(max_size=32)),
         kv_digest=draw(st.none() | st.binary(max_size=32)),
+        drafts=draw(st.none() | st.just(Ragged.from_rows([draw(int32s) for _ in handles]))),
     )
 
 

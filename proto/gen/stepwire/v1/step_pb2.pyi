@@ -74,21 +74,23 @@ class NewRequest(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., block_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., num_computed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class CachedRequests(_message.Message):
-    __slots__ = ("handles", "num_computed_tokens", "new_block_ids", "new_token_ids", "token_source_steps")
+    __slots__ = ("handles", "num_computed_tokens", "new_block_ids", "new_token_ids", "token_source_steps", "draft_token_ids")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     NEW_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SOURCE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     num_computed_tokens: bytes
     new_block_ids: _containers.RepeatedCompositeFieldContainer[RaggedColumn]
     new_token_ids: RaggedColumn
     token_source_steps: bytes
-    def __init__(self, handles: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., new_block_ids: _Optional[_Iterable[_Union[RaggedColumn, _Mapping]]] = ..., new_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., token_source_steps: _Optional[bytes] = ...) -> None: ...
+    draft_token_ids: RaggedColumn
+    def __init__(self, handles: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., new_block_ids: _Optional[_Iterable[_Union[RaggedColumn, _Mapping]]] = ..., new_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., token_source_steps: _Optional[bytes] = ..., draft_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ...) -> None: ...
 
 class SchedulerOutput(_message.Message):
-    __slots__ = ("epoch", "generation", "step", "base_step", "new_requests", "cached_requests", "num_scheduled_tokens", "finished_handles", "preempted_handles", "grammar_mask_follows", "want_state_digest")
+    __slots__ = ("epoch", "generation", "step", "base_step", "new_requests", "cached_requests", "num_scheduled_tokens", "finished_handles", "preempted_handles", "grammar_mask_follows", "want_state_digest", "num_drafts_wanted")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +102,7 @@ class SchedulerOutput(_message.Message):
     PREEMPTED_HANDLES_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_MASK_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     WANT_STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_WANTED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     generation: int
     step: int
@@ -111,7 +114,8 @@ class SchedulerOutput(_message.Message):
     preempted_handles: bytes
     grammar_mask_follows: bool
     want_state_digest: bool
-    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., base_step: _Optional[int] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., cached_requests: _Optional[_Union[CachedRequests, _Mapping]] = ..., num_scheduled_tokens: _Optional[bytes] = ..., finished_handles: _Optional[bytes] = ..., preempted_handles: _Optional[bytes] = ..., grammar_mask_follows: bool = ..., want_state_digest: bool = ...) -> None: ...
+    num_drafts_wanted: bytes
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., base_step: _Optional[int] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., cached_requests: _Optional[_Union[CachedRequests, _Mapping]] = ..., num_scheduled_tokens: _Optional[bytes] = ..., finished_handles: _Optional[bytes] = ..., preempted_handles: _Optional[bytes] = ..., grammar_mask_follows: bool = ..., want_state_digest: bool = ..., num_drafts_wanted: _Optional[bytes] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("num_alternatives", "token_ids", "logprobs", "ranks")
@@ -144,7 +148,7 @@ class StepTimings(_message.Message):
     def __init__(self, compute_start_ns: _Optional[int] = ..., compute_end_ns: _Optional[int] = ..., wait_input_ns: _Optional[int] = ...) -> None: ...
 
 class ModelRunnerOutput(_message.Message):
-    __slots__ = ("key", "handles", "sampled_token_ids", "logprobs", "request_errors", "timings", "state_digest", "kv_digest")
+    __slots__ = ("key", "handles", "sampled_token_ids", "logprobs", "request_errors", "timings", "state_digest", "kv_digest", "drafts")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +157,7 @@ class ModelRunnerOutput(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     KV_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     key: StepKey
     handles: bytes
     sampled_token_ids: RaggedColumn
@@ -161,7 +166,8 @@ class ModelRunnerOutput(_message.Message):
     timings: StepTimings
     state_digest: bytes
     kv_digest: bytes
-    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., handles: _Optional[bytes] = ..., sampled_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., request_errors: _Optional[_Iterable[_Union[RequestError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ...) -> None: ...
+    drafts: RaggedColumn
+    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., handles: _Optional[bytes] = ..., sampled_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., request_errors: _Optional[_Iterable[_Union[RequestError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ..., drafts: _Optional[_Union[RaggedColumn, _Mapping]] = ...) -> None: ...
 
 class IntermediateTensors(_message.Message):
     __slots__ = ("key", "descriptors", "channel", "inline", "timings", "state_digest", "kv_digest")

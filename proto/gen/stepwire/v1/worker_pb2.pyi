@@ -129,7 +129,7 @@ class InitDeviceResponse(_message.Message):
     def __init__(self, device: _Optional[str] = ...) -> None: ...
 
 class LoadModelRequest(_message.Message):
-    __slots__ = ("authority", "model", "dtype", "rank", "layout", "first_layer", "end_layer", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "quantization")
+    __slots__ = ("authority", "model", "dtype", "rank", "layout", "first_layer", "end_layer", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "quantization", "speculation")
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class LoadModelRequest(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     authority: Authority
     model: str
     dtype: str
@@ -154,7 +155,22 @@ class LoadModelRequest(_message.Message):
     max_num_seqs: int
     block_size: int
     quantization: str
-    def __init__(self, authority: _Optional[_Union[Authority, _Mapping]] = ..., model: _Optional[str] = ..., dtype: _Optional[str] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., block_size: _Optional[int] = ..., quantization: _Optional[str] = ...) -> None: ...
+    speculation: Speculation
+    def __init__(self, authority: _Optional[_Union[Authority, _Mapping]] = ..., model: _Optional[str] = ..., dtype: _Optional[str] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., block_size: _Optional[int] = ..., quantization: _Optional[str] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_model")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOOKUP_MIN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOOKUP_MAX_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+    draft_model: str
+    def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., prompt_lookup_min: _Optional[int] = ..., prompt_lookup_max: _Optional[int] = ..., draft_model: _Optional[str] = ...) -> None: ...
 
 class LoadModelResponse(_message.Message):
     __slots__ = ("parameter_bytes", "bytes_read", "tensors_read", "weights_digest", "dtype", "seconds")
