@@ -71,10 +71,27 @@ class Ragged:
         values = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
         return cls(values, offsets)
 
+    @classmethod
+    def from_lengths(cls, values: Int32s, lengths: NDArray[np.integer]) -> "Ragged":
+        """Cut values that follow each other into rows of these lengths, which add up to theirs."""
+        offsets = np.zeros(len(lengths) + 1, dtype=np.uint32)
+        np.cumsum(lengths, out=offsets[1:])
+        return cls(values, offsets)
+
+    @classmethod
+    def empty(cls, num_rows: int) -> "Ragged":
+        """Rows without values."""
+        return cls(_no_ints(), np.zeros(num_rows + 1, dtype=np.uint32))
+
     @property
     def num_rows(self) -> int:
         """Number of rows."""
         return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Int64s:
+        """Values of each row, int64 [rows]."""
+        return np.diff(self.offsets.astype(np.int64))
 
     def row(self, index: int) -> Int32s:
         """Values of one row, a view."""

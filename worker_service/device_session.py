@@ -296,6 +296,7 @@ class DeviceSession:
             request,
             epoch=authority.epoch,
             token=token,
+            has_drafts=self._loaded.held.request.speculation.most_drafts > 0,
             runner=self._loaded.runner,
             channels=self._channels,
             device=self._device.torch_device,

@@ -1,6 +1,7 @@
 """The tensor links of one rank in one generation: from the previous stage, and to the next one.
 
-The last stage feeds the tokens it samples back to the first. The waits for other stages are the only
+The last stage feeds the tokens it samples back to the first, and where it proposes drafts to all before
+it: how many tokens a row computes is known there then. The waits for other stages are the only
 places where the device thread waits for another process; they take the generation's cancel token.
 Knows nothing of steps but their keys.
 """
@@ -78,15 +79,18 @@ class StageLinks:
         *,
         rank: Rank,
         layout: Layout,
+        feeds_all: bool,
         token: CancelToken,
         device: torch.device,
         clock: Clock,
         board: PhaseBoard,
     ) -> None:
+        """feeds_all: the last stage feeds every stage before it, not only the first."""
         self._channels = channels
         self._layout = layout
         self._rank = rank
-        self._first_rank = replace(rank, stage=0)
+        num_fed = layout.num_stages - 1 if feeds_all else min(layout.num_stages - 1, 1)
+        self._fed_ranks = [replace(rank, stage=stage) for stage in range(num_fed)]
         self._last_rank = replace(rank, stage=layout.num_stages - 1)
         self._previous_rank = replace(rank, stage=rank.stage - 1)
         self._next_rank = replace(rank, stage=rank.stage + 1)
@@ -96,17 +100,17 @@ class StageLinks:
         self._board = board
         self._receiver: TensorReceiver = channels.receiver()
         self._next: TensorSender | None = None
-        self._first: TensorSender | None = None
+        self._fed: list[tuple[Rank, TensorSender]] = []
 
     def connect(self, peers: tuple[Peer, ...]) -> None:
-        """Open the link to the next stage, or from the last of several to the first.
+        """Open the link to the next stage, or from the last of several to those it feeds.
 
         Raises InvalidRequest when no peer stands there.
         """
         if self._rank != self._last_rank:
             self._next = self._connect(self._next_rank, peers)
-        elif self._rank != self._first_rank:
-            self._first = self._connect(self._first_rank, peers)
+        else:
+            self._fed = [(rank, self._connect(rank, peers)) for rank in self._fed_ranks]
 
     def inputs(self, key: StepKey, inline: IntermediateTensors | None) -> TimedInputs:
         """What others send for a step: tensors came with the call, or come on the channel."""
@@ -128,11 +132,13 @@ class StageLinks:
             self._next.send(key, tensors)
 
     def feed_back(self, step_id: StepId, sampled: SampledTokens) -> None:
-        """Send the tokens of a step to the first stage, where that is another rank."""
-        if self._first is None or not len(sampled.handles):
+        """Send the tokens of a step to the stages that are fed, where those are other ranks."""
+        if not self._fed or not len(sampled.handles):
             return
-        with self._board.during(DevicePhase.SENDING, waiting_on=self._first_rank):
-            self._first.send(_feedback_key(step_id), sampled.to_wire())
+        tensors = sampled.to_wire()
+        for rank, sender in self._fed:
+            with self._board.during(DevicePhase.SENDING, waiting_on=rank):
+                sender.send(_feedback_key(step_id), tensors)
 
     def close(self) -> None:
         """Leave the generation: the links are closed."""

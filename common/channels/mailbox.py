@@ -1,7 +1,7 @@
 """The mailbox of a receiver: tensors by step key, bounded, of one generation at a time.
 
-The first stage gets the tokens that a later one sampled, every other stage the tensors of the one
-before it. Filled by whatever moves the bytes, emptied by the device thread. Knows nothing about sockets.
+Every stage but the first gets the tensors of the one before it, and a stage that runs what was planned
+before it was known the tokens that a later one sampled. Filled by whatever moves the bytes, emptied by the device thread. Knows nothing about sockets.
 """
 
 import logging
@@ -10,7 +10,7 @@ from threading import Condition
 
 from common.channels.cancel import CancelToken
 from common.errors import Cancelled, DeadlineExceeded, TensorError
-from common.step import StepId, StepKey
+from common.step import Phase, StepId, StepKey
 from common.tensors import WireTensor
 from common.worker_api import Rank
 
@@ -30,24 +30,22 @@ class ChannelMember:
         return (self.epoch, self.generation) == (other.epoch, other.generation)
 
     def sends_to(self, other: "ChannelMember") -> bool:
-        """Whether this is a rank of the stage before the other's, or one that feeds the first stage."""
+        """Whether this is a rank of the stage before the other's, or a later one that feeds it."""
         if not self.is_in_generation_of(other):
             return False
         if self.rank.replica != other.rank.replica:
             return False
-        return self.rank.stage == other.rank.stage - 1 or (
-            other.rank.stage == 0 and self.rank.stage > 0
-        )
+        return self.rank.stage >= other.rank.stage - 1 and self.rank.stage != other.rank.stage
 
 
 class Mailbox:
-    """Holds at most `capacity` unread deliveries of the current generation.
+    """Holds at most `capacity` unread deliveries of each phase of the current generation.
 
     Whatever belongs to another generation, or comes from a stage that sends nothing here, is dropped
     and counted. A delivery that does not fit ends the generation's receives with TensorError: the
-    coordinator bounds the steps in flight, so it means that a frame would be lost. On the first
-    stage a delivery displaces those of steps that are committed by then: their tokens come with the
-    steps that need them.
+    coordinator bounds the steps in flight, so it means that a frame would be lost. Of what is sampled
+    a delivery displaces that of steps that are committed by then: their tokens come with the steps
+    that need them.
     """
 
     def __init__(self) -> None:
@@ -89,10 +87,11 @@ class Mailbox:
         with self._changed:
             if not self._accepts(sender):
                 return
-            self._forget_committed(key.step_id.step)
+            if key.phase is Phase.SAMPLE:
+                self._forget_committed(key.step_id.step)
             if key in self._deliveries:
                 self._failure = TensorError(f"tensors of {key} arrived twice from {sender.rank}")
-            elif len(self._deliveries) >= self._capacity:
+            elif self._num_unread(key.phase) >= self._capacity:
                 self._failure = TensorError(
                     f"the tensor mailbox is full: {sender.rank} sent {key} while "
                     f"{self._capacity} deliveries are unread"
@@ -102,11 +101,14 @@ class Mailbox:
             self._changed.notify_all()
 
     def _forget_committed(self, newest_step: int) -> None:
-        """Drop what a step further back than the steps in flight has fed to the first stage."""
-        if self._owner is not None and self._owner.rank.stage == 0:
-            oldest = newest_step - self._capacity + 1
-            for key in [each for each in self._deliveries if each.step_id.step < oldest]:
+        """Drop what a step further back than the steps in flight has sampled."""
+        oldest = newest_step - self._capacity + 1
+        for key in [each for each in self._deliveries if each.step_id.step < oldest]:
+            if key.phase is Phase.SAMPLE:
                 del self._deliveries[key]
+
+    def _num_unread(self, phase: Phase) -> int:
+        return sum(key.phase is phase for key in self._deliveries)
 
     def fail(self, error: TensorError) -> None:
         """End this generation's receives with an error."""

@@ -14,6 +14,7 @@ from common.errors import (
     Unavailable,
     WrongState,
 )
+from common.step import Phase, StepKey
 from common.tensors import DType, WireTensor, wire_tensor
 from common.worker_api import Peer, Rank
 from tests.fakes.channel_pair import (
@@ -153,9 +154,10 @@ def test_the_first_stage_is_fed_by_the_last(pair):
     """Tokens go against the stream as well; what nobody reads makes room for what comes later."""
     sender = pair.second.connect(Peer(rank=FIRST, tensor_endpoint=pair.first.endpoint))
     for step in range(1, 13):
-        sender.send(key(step), (tensor(float(step)),))
+        sampled = StepKey(step_id=key(step).step_id, phase=Phase.SAMPLE)
+        sender.send(sampled, (tensor(float(step)),))
         if step % 3 == 0:
-            received = pair.first.receiver().receive(key(step), cancel=CancelToken(), timeout=LONG)
+            received = pair.first.receiver().receive(sampled, cancel=CancelToken(), timeout=LONG)
             assert floats(received[0]) == [step]
 
 

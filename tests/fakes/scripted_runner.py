@@ -120,7 +120,8 @@ class ScriptedRunner:
         self.last_sampled = SampledTokens(
             handles=handles,
             positions=np.ones(len(handles), dtype=np.int64),
-            token_ids=np.full(len(handles), token, dtype=np.int32),
+            token_ids=Ragged.from_rows([[token]] * len(handles)),
+            drafts=Ragged.empty(len(handles)),
         )
         return ModelRunnerOutput(
             key=StepKey(step_id=step_id, phase=Phase.SAMPLE),

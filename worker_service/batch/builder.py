@@ -30,7 +30,8 @@ def prepare_inputs(
         positions -= offsets[:-1]
         positions = positions[row_of_token] + np.arange(offsets[-1])
 
-    sampling_rows = np.flatnonzero(seq_lens_np == states.tokens.lengths[rows.slots])
+    num_known = seq_lens_np - rows.num_drafts
+    sampling_rows = np.flatnonzero(num_known == states.tokens.lengths[rows.slots])
 
     def to_device(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -43,11 +44,26 @@ def prepare_inputs(
         seq_lens=to_device(seq_lens_np),
         block_table=to_device(_block_table(rows, states=states)),
         slot_mapping=to_device(_slot_mapping(slot_of_token, positions, states=states)),
-        logits_indices=to_device(offsets[1:][sampling_rows].astype(np.int64) - 1),
+        logits_indices=to_device(
+            _logits_indices(offsets[1:][sampling_rows], rows.num_drafts[sampling_rows])
+        ),
         query_lens=query_lens,
         seq_lens_np=seq_lens_np,
         sampling_rows=sampling_rows,
     )
+
+
+def _logits_indices(
+    ends_S: NDArray[np.int32], num_drafts_S: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Indices int64 [N] of each row's last known token and its drafts; its tokens end at ends."""
+    indices_S = ends_S.astype(np.int64) - 1
+    if not num_drafts_S.any():
+        return indices_S
+    counts_S = num_drafts_S.astype(np.int64) + 1
+    first_N = np.repeat(indices_S - num_drafts_S, counts_S)
+    within_N = np.arange(len(first_N)) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
+    return first_N + within_N
 
 
 def _block_table(rows: ScheduledRows, *, states: RequestStates) -> NDArray[np.int32]:

@@ -16,8 +16,10 @@ from worker_service.batch.slot_lists import SlotLists
 class RequestStates:
     """Tokens, block table and computed count of each live request.
 
-    num_computed int32 [slots]: tokens whose keys and values stand in the cache, or will once the
-    step being executed has run.
+    num_computed int32 [slots]: known tokens whose keys and values stand in the cache, or will once
+    the step being executed has run. num_drafts int32 [slots]: drafts that step computes behind them;
+    some may turn out to be the sequence's tokens. num_planned int32 [slots]: tokens computed once all
+    drafts the scheduler made room for are accepted, which is how it counts ahead.
     """
 
     def __init__(self, *, num_slots: int, max_model_len: int, block_size: int) -> None:
@@ -27,6 +29,8 @@ class RequestStates:
         self.tokens = SlotLists(num_slots=num_slots, width=max_model_len)
         self.blocks = SlotLists(num_slots=num_slots, width=-(-max_model_len // block_size))
         self.num_computed: Int32s = np.zeros(num_slots, dtype=np.int32)
+        self.num_drafts: Int32s = np.zeros(num_slots, dtype=np.int32)
+        self.num_planned: Int32s = np.zeros(num_slots, dtype=np.int32)
 
     @property
     def handles(self) -> tuple[int, ...]:
@@ -60,6 +64,8 @@ class RequestStates:
         self.tokens.replace(slot, request.token_ids)
         self.blocks.replace(slot, request.block_ids[0])
         self.num_computed[slot] = request.num_computed_tokens
+        self.num_drafts[slot] = 0
+        self.num_planned[slot] = request.num_computed_tokens
         return slot
 
     def remove(self, handle: int) -> None:
@@ -67,12 +73,33 @@ class RequestStates:
         heapq.heappush(self._free_slots, self._slot_by_handle.pop(handle))
 
     def extend(self, slots: Int64s, *, token_ids: Ragged, block_ids: Ragged) -> None:
-        """Append tokens and blocks, one row per slot."""
+        """Append tokens and blocks, one row per slot.
+
+        Of the tokens that follow a sample those but the last are drafts that were right: they are
+        computed.
+        """
         self.tokens.extend(slots, token_ids)
         self.blocks.extend(slots, block_ids)
+        self.num_computed[slots] += self.num_accepted(slots, token_ids.lengths)
+
+    def num_accepted(self, slots: Int64s, num_tokens: Int64s) -> Int32s:
+        """Drafts of each slot's last step that were right when so many tokens are appended."""
+        return np.clip(num_tokens - 1, 0, self.num_drafts[slots]).astype(np.int32)
+
+    def put_drafts(self, slots: Int64s, drafts: Ragged) -> None:
+        """Write drafts behind the known tokens, one row per slot, in place of those before them."""
+        self.tokens.write_behind(slots, drafts)
+        self.num_drafts[slots] = drafts.lengths
+
+    def drafts(self, slots: Int64s) -> Ragged:
+        """The drafts behind the known tokens, one row per slot."""
+        values, lengths, counts = self.tokens.values, self.tokens.lengths, self.num_drafts
+        return Ragged.from_rows(
+            [values[slot, lengths[slot] : lengths[slot] + counts[slot]] for slot in slots.tolist()]
+        )
 
     def advance(self, slots: Int64s, num_tokens: Int32s) -> None:
-        """Count tokens as computed."""
+        """Count known tokens as computed."""
         self.num_computed[slots] += num_tokens
 
     def clear(self) -> None:
@@ -84,6 +111,9 @@ class RequestStates:
         old, new = self.num_slots, 2 * self.num_slots
         self.tokens.grow(new)
         self.blocks.grow(new)
-        self.num_computed = np.concatenate([self.num_computed, np.zeros(new - old, np.int32)])
+        added = np.zeros(new - old, np.int32)
+        self.num_computed = np.concatenate([self.num_computed, added])
+        self.num_drafts = np.concatenate([self.num_drafts, added])
+        self.num_planned = np.concatenate([self.num_planned, added])
         for slot in range(old, new):
             heapq.heappush(self._free_slots, slot)

@@ -34,13 +34,16 @@ class SlotLists:
 
     def extend(self, slots: Int64s, rows: Ragged) -> None:
         """Append row i to the list of slots[i]; the slots are distinct."""
-        added = np.diff(rows.offsets.astype(np.int64))
+        self.write_behind(slots, rows)
+        self.lengths[slots] += rows.lengths.astype(np.int32)
+
+    def write_behind(self, slots: Int64s, rows: Ragged) -> None:
+        """Write row i where the list of slots[i] would go on, without making it longer."""
         if len(rows.values):
-            row_of_value = np.repeat(np.arange(len(added)), added)
+            row_of_value = np.repeat(np.arange(rows.num_rows), rows.lengths)
             within_row = np.arange(len(rows.values)) - rows.offsets[:-1][row_of_value]
             columns = self.lengths[slots][row_of_value] + within_row
             self.values[slots[row_of_value], columns] = rows.values
-        self.lengths[slots] += added.astype(np.int32)
 
     def row(self, slot: int) -> Int32s:
         """The list of a slot, a view."""

@@ -7,7 +7,6 @@ speed and nothing else. Runs on the last stage, on the device thread.
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from torch import Tensor
 
 from common.step import Int32s, Int64s, Ragged
@@ -64,12 +63,7 @@ class NoDrafter:
 
     def propose(self, rows: SampledRows) -> Ragged:
         """No draft for any row."""
-        return no_drafts(len(rows.slots))
+        return Ragged.empty(len(rows.slots))
 
     def clear(self) -> None:
         """Do nothing: there is nothing to forget."""
-
-
-def no_drafts(num_rows: int) -> Ragged:
-    """An empty slice for each row."""
-    return Ragged(np.empty(0, dtype=np.int32), np.zeros(num_rows + 1, dtype=np.uint32))

@@ -1,39 +1,56 @@
-"""From drawn tokens to the ModelRunnerOutput of a step, and to what feeds the steps after it."""
+"""From emitted tokens to the ModelRunnerOutput of a step, and to what feeds the steps after it."""
 
 import numpy as np
 
-from common.step import ModelRunnerOutput, Phase, Ragged, StepId, StepKey
+from common.step import Int32s, ModelRunnerOutput, Phase, Ragged, StepId, StepKey
 from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.runner.digests import Digests
 from worker_service.runner.execute_state import ExecuteModelState
-from worker_service.sampling.sampler import SamplerOutput
+from worker_service.sampling.rejection_sampler import EmittedTokens
 
 NOT_FINITE = "the model's logits are not finite numbers"
 
+_NO_TOKEN = np.zeros(1, dtype=np.int32)
+
 
 def collect(
-    state: ExecuteModelState, sampled: SamplerOutput, *, digests: Digests
+    state: ExecuteModelState, emitted: EmittedTokens, drafts: Ragged, *, digests: Digests
 ) -> ModelRunnerOutput:
-    """One token for each row with finite logits, an error for each of the others, in row order."""
-    num_tokens, is_finite = len(sampled.token_ids), sampled.is_finite
-    failed = state.handles[~is_finite].tolist()
+    """Tokens and drafts of each row with finite logits, an error for each of the others, in row order.
+
+    drafts: a row for each row with finite logits.
+    """
+    failed = state.handles[~emitted.is_finite].tolist()
     return ModelRunnerOutput(
         key=StepKey(step_id=state.step_id, phase=Phase.SAMPLE),
-        handles=state.handles[is_finite],
-        sampled_token_ids=Ragged(sampled.token_ids, np.arange(num_tokens + 1, dtype=np.uint32)),
-        logprobs=sampled.logprobs,
+        handles=state.handles[emitted.is_finite],
+        sampled_token_ids=emitted.token_ids,
+        drafts=drafts if len(drafts.values) else None,
+        logprobs=emitted.logprobs,
         request_errors=tuple((handle, NOT_FINITE) for handle in failed),
         state_digest=digests.state,
         kv_digest=digests.kv,
     )
 
 
-def sampled_tokens(state: ExecuteModelState, sampled: SamplerOutput) -> SampledTokens:
-    """One token for each row, 0 for those without finite logits."""
-    token_ids = np.zeros(len(state.handles), dtype=np.int32)
-    token_ids[sampled.is_finite] = sampled.token_ids
+def sampled_tokens(
+    state: ExecuteModelState, emitted: EmittedTokens, drafts: Ragged
+) -> SampledTokens:
+    """What each row emitted; one token 0 and no drafts for those without finite logits."""
+    token_ids = emitted.token_ids
+    if not emitted.is_finite.all():
+        token_ids = _spread(token_ids, emitted, absent=_NO_TOKEN)
+        drafts = _spread(drafts, emitted, absent=_NO_TOKEN[:0])
     return SampledTokens(
-        handles=state.handles, positions=state.sampling.positions, token_ids=token_ids
+        handles=state.handles, positions=state.num_known, token_ids=token_ids, drafts=drafts
+    )
+
+
+def _spread(rows: Ragged, emitted: EmittedTokens, *, absent: Int32s) -> Ragged:
+    """The given rows at the places of those that are finite, and `absent` at the others."""
+    given = iter(range(rows.num_rows))
+    return Ragged.from_rows(
+        [rows.row(next(given)) if is_finite else absent for is_finite in emitted.is_finite]
     )
 
 

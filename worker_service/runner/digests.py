@@ -26,10 +26,14 @@ def digest_state(states: RequestStates, kv_cache: KVCache) -> Digests:
 
 
 def _state_digest(states: RequestStates) -> bytes:
-    """Digest of handles, block tables and computed counts, which slots do not enter."""
+    """Digest of handles, block tables and planned counts, which slots do not enter.
+
+    A step planned before it is known which drafts are right counts them all, here and in the
+    scheduler's books; what is computed indeed is checked with the next step of the request.
+    """
     slots = [(handle, states.slot(handle)) for handle in states.handles]
     return state_digest(
-        (handle, (states.blocks.row(slot),), int(states.num_computed[slot]))
+        (handle, (states.blocks.row(slot),), int(states.num_planned[slot]))
         for handle, slot in slots
     )
 

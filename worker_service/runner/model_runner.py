@@ -6,7 +6,6 @@ All calls happen on one thread. Each stage of a step is in a file of its own; th
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,22 +23,25 @@ from worker_service.batch.request_states import RequestStates
 from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.batch.shapes import choose_shape
 from worker_service.batch.synthetic import StepSizes, ZeroInputs, largest_step, warm_up_steps
+from worker_service.drafting.select import select_drafter
 from worker_service.runner.attention_metadata import build_attention_metadata
 from worker_service.runner.collector import collect, empty_output, sampled_tokens
 from worker_service.runner.digests import Digests, digest_state
-from worker_service.runner.execute_state import ExecuteModelState
+from worker_service.runner.execute_state import ExecuteModelState, keep_rows
 from worker_service.runner.forward import forward
 from worker_service.runner.load_stage import LoadedStage, load_stage
 from worker_service.runner.memory import kv_cache_bytes
 from worker_service.runner.memory_meter import memory_meter
 from worker_service.runner.preprocess import HIDDEN_STATES, StageInputs, preprocess
+from worker_service.runner.proposal import propose_drafts
 from worker_service.runner.token_feedback import TokenFeedback
 from worker_service.runner.update_states import update_states
 from worker_service.runner.validation import StepLimits, validate_step
+from worker_service.sampling.rejection_sampler import accept_drafts
 from worker_service.sampling.sampler import sample
 from worker_service.sampling.sampling_states import SamplingStates
 
-# T tokens of the step, S rows that sample, D model size
+# T tokens of the step, N logits rows, D model size, V vocabulary
 
 _PROFILE_BLOCKS = 2  # made-up steps touch only the null block
 
@@ -66,7 +68,13 @@ class ModelRunner:
             block_size=request.block_size,
         )
         self._sampling = SamplingStates(num_slots=request.max_num_seqs)
-        self._feedback = TokenFeedback(self._states)
+        most_drafts = request.speculation.most_drafts
+        self._feedback = TokenFeedback(self._states, most_drafts=most_drafts)
+        self._drafter = select_drafter(
+            request.speculation,
+            states=self._states,
+            is_last=request.rank.stage == request.layout.num_stages - 1,
+        )
         self._loaded: LoadedStage | None = None
         self._kv_cache: KVCache | None = None
         self._num_blocks = 0
@@ -138,6 +146,7 @@ class ModelRunner:
     def forget_requests(self) -> None:
         """Drop all request state, and the sample phase that may be due."""
         self._states.clear()
+        self._drafter.clear()
         self._due = None
 
     def digests(self, *, wanted: bool = True) -> Digests:
@@ -153,6 +162,7 @@ class ModelRunner:
             max_model_len=request.max_model_len,
             vocab_size=self._stage.spec.vocab_size,
             num_blocks=self._num_blocks,
+            most_drafts=request.speculation.most_drafts,
         )
         validate_step(output, states=self._states, feedback=self._feedback, limits=limits)
 
@@ -169,16 +179,17 @@ class ModelRunner:
         if self._due is not None:
             raise WrongOrder(f"the sample phase of step {self._due.step_id.step} is due")
         # Nothing has changed while the tokens of another stage are waited for.
-        new_token_ids = self._feedback.new_token_ids(
-            output.cached_requests,
-            fetch=inputs.receive_tokens if self._stage.model.stage.is_first else None,
+        new_token_ids, drafts = self._feedback.new_tokens(
+            output, fetch=inputs.receive_tokens if self._is_fed else None
         )
         rows = update_states(
             output,
             new_token_ids=new_token_ids,
+            drafts=drafts,
             states=self._states,
             sampling=self._sampling,
             feedback=self._feedback,
+            drafter=self._drafter,
         )
         if not output.num_rows:
             digests = self.digests(wanted=output.want_state_digest)
@@ -192,7 +203,10 @@ class ModelRunner:
         hidden_TD = forward(self._stage.model, hidden_TD, microbatches, attends)
         if not self._stage.model.stage.is_last:
             return {HIDDEN_STATES: hidden_TD}
-        self._due = self._keep(output, batch, hidden_TD)
+        self._drafter.follow(batch, hidden_TD)
+        self._due = keep_rows(
+            output, batch, hidden_TD, states=self._states, sampling=self._sampling
+        )
         return None
 
     @torch.inference_mode()
@@ -205,37 +219,18 @@ class ModelRunner:
         if state is None or state.step_id != step_id:
             raise WrongOrder(f"the sample phase of step {step_id.step} is not due")
         self._due = None
-        logits_SV = self._stage.model.compute_logits(state.hidden_SD)
-        sampled = sample(logits_SV, state.sampling)
-        self.last_sampled = sampled_tokens(state, sampled)
+        logits_NV = self._stage.model.compute_logits(state.hidden_ND)
+        emitted = accept_drafts(sample(logits_NV, state.sampling), state.drafts)
+        drafts = propose_drafts(state, emitted, drafter=self._drafter, states=self._states)
+        self.last_sampled = sampled_tokens(state, emitted, drafts)
         self._feedback.put(step_id.step, self.last_sampled)
         digests = self.digests(wanted=state.want_state_digest)
-        return collect(state, sampled, digests=digests)
+        return collect(state, emitted, drafts, digests=digests)
 
     def _attend(self, batch: InputBatch) -> Attend:
         metadata = build_attention_metadata(batch, block_size=self._request.block_size)
         assert self._backend is not None, "load_model comes first"
         return Attend(self._backend, self._cache, metadata)
-
-    def _keep(
-        self, output: SchedulerOutput, batch: InputBatch, hidden_TD: Tensor
-    ) -> ExecuteModelState:
-        """What the sample phase needs, of the rows that sample."""
-        chosen = batch.sampling_rows
-        handles, slots, seq_lens = batch.rows.handles, batch.rows.slots, batch.seq_lens_np
-        if len(chosen) < batch.num_rows:
-            handles, slots, seq_lens = handles[chosen], slots[chosen], seq_lens[chosen]
-        if len(chosen) < batch.num_tokens:
-            hidden_TD = hidden_TD[batch.logits_indices]
-        # The token to be drawn stands right behind the last one computed.
-        positions = seq_lens.astype(np.int64)
-        return ExecuteModelState(
-            step_id=output.step_id,
-            handles=handles,
-            hidden_SD=hidden_TD,
-            sampling=self._sampling.rows(slots, positions=positions),
-            want_state_digest=output.want_state_digest,
-        )
 
     def _rehearse(self, outputs: Iterable[SchedulerOutput]) -> None:
         """Run made-up steps as if a coordinator had sent them."""
@@ -261,6 +256,12 @@ class ModelRunner:
             max_model_len=request.max_model_len,
             block_size=request.block_size,
         )
+
+    @property
+    def _is_fed(self) -> bool:
+        """Whether this stage needs what the last one has sampled: tokens, or how many there were."""
+        stage = self._stage.model.stage
+        return stage.is_first or (not stage.is_last and self._request.speculation.most_drafts > 0)
 
     @property
     def _stage(self) -> LoadedStage:

@@ -22,22 +22,27 @@ from worker_service.runner.token_feedback import TokenFeedback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """What no step may exceed: tokens, rows, tokens of a sequence, token ids, block ids."""
+    """What no step may exceed: tokens, rows, tokens of a sequence, token ids, block ids, drafts a row."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
     num_blocks: int
+    most_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rows:
-    """Per row int64 [R]: tokens known, tokens computed before the step, blocks, tokens to compute."""
+    """Per row int64 [R]: tokens known, computed before the step, drafts, blocks, tokens to compute.
+
+    A row that is fed counts as if every draft of its source were accepted, as its plan does.
+    """
 
     handles: list[int]
     known: NDArray[np.int64]
     computed: NDArray[np.int64]
+    num_drafts: NDArray[np.int64]
     num_blocks: NDArray[np.int64]
     scheduled: NDArray[np.int64]
 
@@ -56,10 +61,11 @@ def validate_step(
     _check_sizes(output, limits)
     _check_handles(output, states)
     _check_sources(output, states, feedback)
+    _check_drafts(output, limits)
     for row, request in enumerate(output.new_requests):
         _check_new_request(row, request, limits)
     _check_new_values(output, limits)
-    rows = _gather_rows(output, states)
+    rows = _gather_rows(output, states, limits)
     _check_tracked(rows, output, states)
     _check_progress(rows, limits=limits, block_size=states.block_size)
 
@@ -81,6 +87,8 @@ def _check_columns(output: SchedulerOutput) -> None:
         "new_token_ids": cached.new_token_ids.num_rows,
         "token_source_steps": len(cached.token_source_steps),
     }
+    if cached.draft_token_ids is not None:
+        lengths["draft_token_ids"] = cached.draft_token_ids.num_rows
     for field, length in lengths.items():
         if length != num_cached:
             raise InvalidStep(f"{field} has {length} rows for {num_cached} cached requests")
@@ -88,6 +96,10 @@ def _check_columns(output: SchedulerOutput) -> None:
     if output.num_rows != num_requests:
         raise InvalidStep(
             f"num_scheduled_tokens has {output.num_rows} rows for {num_requests} requests"
+        )
+    if len(output.num_drafts_wanted) not in (0, num_requests):
+        raise InvalidStep(
+            f"num_drafts_wanted has {len(output.num_drafts_wanted)} rows for {num_requests} requests"
         )
 
 
@@ -158,6 +170,34 @@ def _check_sources(output: SchedulerOutput, states: RequestStates, feedback: Tok
         raise InvalidStep("grammar_mask_follows: this worker takes no grammar masks")
 
 
+def _check_drafts(output: SchedulerOutput, limits: StepLimits) -> None:
+    """Refuse more drafts than a row may have, and drafts beside those of a source."""
+    cached, first = output.cached_requests, len(output.new_requests)
+    handles = _row_handles(output)
+    is_fed = cached.token_source_steps > 0
+    num_sent = _sent_drafts(output)
+    for is_wrong, complaint in (
+        (is_fed & (num_sent > 0), "draft_token_ids beside token_source_steps"),
+        (num_sent > limits.most_drafts, f"draft_token_ids has more than {limits.most_drafts}"),
+    ):
+        if is_wrong.any():
+            row = first + int(is_wrong.argmax())
+            raise InvalidStep(f"{_place(row, handles[row])}: {complaint}")
+    wanted = output.num_drafts_wanted
+    if wanted.max(initial=0) > limits.most_drafts or wanted.min(initial=0) < 0:
+        raise InvalidStep(
+            f"num_drafts_wanted is in [{wanted.min()}, {wanted.max()}], at most {limits.most_drafts}"
+        )
+
+
+def _sent_drafts(output: SchedulerOutput) -> NDArray[np.int64]:
+    """Drafts sent with each cached row."""
+    drafts = output.cached_requests.draft_token_ids
+    if drafts is None:
+        return np.zeros(len(output.cached_requests.handles), dtype=np.int64)
+    return drafts.lengths
+
+
 def _check_new_request(row: int, request: NewRequest, limits: StepLimits) -> None:
     place = _place(row, request.handle)
     if len(request.block_ids) != 1:
@@ -197,15 +237,21 @@ def _check_new_values(output: SchedulerOutput, limits: StepLimits) -> None:
 
     check(cached.new_block_ids[0], limit=limits.num_blocks, field="new_block_ids")
     check(cached.new_token_ids, limit=limits.vocab_size, field="new_token_ids")
+    if cached.draft_token_ids is not None:
+        check(cached.draft_token_ids, limit=limits.vocab_size, field="draft_token_ids")
 
 
-def _gather_rows(output: SchedulerOutput, states: RequestStates) -> _Rows:
+def _gather_rows(output: SchedulerOutput, states: RequestStates, limits: StepLimits) -> _Rows:
     """Tokens, blocks and counts of every row as they would be after the step's additions."""
     new, cached = output.new_requests, output.cached_requests
     slots = states.slots(cached.handles)
-    added_tokens = np.diff(cached.new_token_ids.offsets.astype(np.int64))
-    added_tokens += cached.token_source_steps > 0
-    added_blocks = np.diff(cached.new_block_ids[0].offsets.astype(np.int64))
+    is_fed = cached.token_source_steps > 0
+    added_tokens = cached.new_token_ids.lengths
+    added_blocks = cached.new_block_ids[0].lengths
+    planned = states.num_planned[slots].astype(np.int64)
+    computed = states.num_computed[slots] + states.num_accepted(slots, added_tokens)
+    num_scheduled = output.num_scheduled_tokens.astype(np.int64)
+    num_fed = np.minimum(num_scheduled[len(new) :] - 1, limits.most_drafts)
 
     def column(of_new: list[int], of_cached: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.concatenate([np.array(of_new, dtype=np.int64), of_cached]) if new else of_cached
@@ -214,17 +260,18 @@ def _gather_rows(output: SchedulerOutput, states: RequestStates) -> _Rows:
         handles=_row_handles(output),
         known=column(
             [len(request.token_ids) for request in new],
-            states.tokens.lengths[slots].astype(np.int64) + added_tokens,
+            np.where(is_fed, planned + 1, states.tokens.lengths[slots] + added_tokens),
         ),
         computed=column(
             [request.num_computed_tokens for request in new],
-            states.num_computed[slots].astype(np.int64),
+            np.where(is_fed, planned, computed),
         ),
+        num_drafts=column([0 for _ in new], np.where(is_fed, num_fed, _sent_drafts(output))),
         num_blocks=column(
             [len(request.block_ids[0]) for request in new],
             states.blocks.lengths[slots].astype(np.int64) + added_blocks,
         ),
-        scheduled=output.num_scheduled_tokens.astype(np.int64),
+        scheduled=num_scheduled,
     )
 
 
@@ -239,21 +286,24 @@ def _check_tracked(rows: _Rows, output: SchedulerOutput, states: RequestStates) 
 
 
 def _check_progress(rows: _Rows, *, limits: StepLimits, block_size: int) -> None:
-    """Check that each row computes something, that it is known, fits, and has blocks to go to."""
+    """Check that each row computes something, that it is known or guessed, fits, and has blocks."""
     end = rows.computed + rows.scheduled
+    last = rows.known + rows.num_drafts
     rows.require(
         rows.scheduled >= 1,
         lambda row: f"num_scheduled_tokens is {rows.scheduled[row]}, at least 1",
     )
     rows.require(
-        rows.known <= limits.max_model_len,
-        lambda row: f"token_ids are {rows.known[row]}, max_model_len is {limits.max_model_len}",
+        last <= limits.max_model_len,
+        lambda row: f"token_ids are {last[row]}, max_model_len is {limits.max_model_len}",
     )
     rows.require(
-        end <= rows.known,
-        lambda row: (
-            f"num_scheduled_tokens reaches token {end[row]} of {rows.known[row]} known ones"
-        ),
+        end <= last,
+        lambda row: f"num_scheduled_tokens reaches token {end[row]} of {last[row]} known ones",
+    )
+    rows.require(
+        (end == last) | (rows.num_drafts == 0),
+        lambda row: f"num_scheduled_tokens ends at token {end[row]}, its drafts at {last[row]}",
     )
     rows.require(
         rows.num_blocks * block_size >= end,

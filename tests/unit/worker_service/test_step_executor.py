@@ -94,6 +94,7 @@ class Stage:
         self.links = StageLinks(
             self.channels,
             rank=rank,
+            feeds_all=False,
             layout=layout,
             token=self.token,
             device=CPU,
@@ -356,7 +357,7 @@ def test_sampled_tokens_are_fed_to_the_first_stage(pipeline: tuple[Stage, Stage]
     last.steps.execute_and_sample(execute(1))
     inputs = first.links.inputs(StepKey(step_id=step_id(2), phase=Phase.EXECUTE), None)
     sampled = inputs.receive_tokens(1)
-    assert (sampled.handles.tolist(), sampled.token_ids.tolist()) == ([7], [2])
+    assert (sampled.handles.tolist(), sampled.token_ids.row(0).tolist()) == ([7], [2])
     assert inputs.wait_ns == TICK_NS
     assert first.board.entered[-2][0] is DevicePhase.WAIT_INPUT
     assert first.board.entered[-2][1] == Rank(stage=1)

@@ -14,9 +14,9 @@ OWNER = ChannelMember(epoch=2, generation=5, rank=Rank(stage=1))
 SENDER = ChannelMember(epoch=2, generation=5, rank=Rank(stage=0))
 
 
-def key(step: int) -> StepKey:
-    """The execute phase of a step of the owner's generation."""
-    return StepKey(step_id=StepId(epoch=2, generation=5, step=step), phase=Phase.EXECUTE)
+def key(step: int, phase: Phase = Phase.EXECUTE) -> StepKey:
+    """A phase of a step of the owner's generation."""
+    return StepKey(step_id=StepId(epoch=2, generation=5, step=step), phase=phase)
 
 
 @pytest.fixture
@@ -109,10 +109,11 @@ def test_the_first_stage_hears_later_ones(first):
 def test_unread_tokens_of_committed_steps_make_room(first):
     """With two steps in flight the tokens of a step are of no use once the step after next is sampled."""
     for step in range(1, 6):
-        first.deliver(OWNER, key(step), ())
-    assert take(first, 4) == take(first, 5) == ()
+        first.deliver(OWNER, key(step, Phase.SAMPLE), ())
+    for step in (4, 5):
+        assert first.take(key(step, Phase.SAMPLE), cancel=CancelToken(), timeout=0.0) == ()
     with pytest.raises(DeadlineExceeded):
-        take(first, 3)
+        first.take(key(3, Phase.SAMPLE), cancel=CancelToken(), timeout=0.0)
 
 
 def test_shut_refuses_and_forgets(mailbox):

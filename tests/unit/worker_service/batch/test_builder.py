@@ -36,6 +36,8 @@ def make_batch(rows: list[tuple[int, int, list[int], int]]) -> InputBatch:
         slots=np.array(slots),
         num_computed=np.array([row[1] for row in rows], np.int32),
         num_scheduled=np.array([row[3] for row in rows], np.int32),
+        num_drafts=np.zeros(len(rows), np.int32),
+        num_wanted=np.zeros(len(rows), np.int32),
     )
     return prepare_inputs(scheduled, states=states, device=CPU)
 

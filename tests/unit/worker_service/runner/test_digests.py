@@ -74,7 +74,7 @@ def test_handles_tables_and_counts_count():
     """Each of them changes the digest of the state."""
     cache = make_cache()
     advanced, moved = make_states([1]), make_states([1])
-    advanced.advance(np.array([0]), np.array([1], np.int32))
+    advanced.num_planned[0] += 1
     moved.blocks.replace(0, np.array([2], np.int32))
     states = (make_states([1]), make_states([2]), advanced, moved)
     assert len({digest_state(each, cache).state for each in states}) == 4

@@ -290,7 +290,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(stages, reference):
     sampled = driver.runners[1].last_sampled
     assert sampled.handles.tolist() == [1, 2, 3]
     assert sampled.positions.tolist() == [30, 3, 7]
-    assert sampled.token_ids.tolist() == [reference[1][0], 0, reference[3][0]]
+    assert sampled.token_ids.values.tolist() == [reference[1][0], 0, reference[3][0]]
 
 
 def test_forgetting_requests_frees_handles_and_what_is_due(stages, reference):

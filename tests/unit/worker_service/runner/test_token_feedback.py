@@ -7,10 +7,10 @@ import pytest
 
 from common.errors import TensorError
 from common.requests import SamplingParams
-from common.step import CachedRequests, NewRequest, Ragged
+from common.step import CachedRequests, NewRequest, Ragged, SchedulerOutput, StepId
 from worker_service.batch.request_states import RequestStates
 from worker_service.batch.sampled_tokens import SampledTokens
-from worker_service.runner.token_feedback import TokenFeedback
+from worker_service.runner.token_feedback import FetchTokens, TokenFeedback
 
 NUM_KNOWN = 3
 
@@ -49,18 +49,39 @@ def _sampled(tokens: dict[int, int], *, position: int = NUM_KNOWN) -> SampledTok
     return SampledTokens(
         handles=np.array(list(tokens), dtype=np.uint64),
         positions=np.full(len(tokens), position, dtype=np.int64),
-        token_ids=np.array(list(tokens.values()), dtype=np.int32),
+        token_ids=Ragged.from_rows([[token] for token in tokens.values()]),
+        drafts=Ragged.empty(len(tokens)),
     )
 
 
-def _rows(handles: Sequence[int], given: list[list[int]], sources: Sequence[int]) -> CachedRequests:
-    return CachedRequests(
-        handles=np.array(handles, dtype=np.uint64),
-        num_computed_tokens=np.full(len(handles), NUM_KNOWN, dtype=np.int32),
-        new_block_ids=(Ragged.from_rows([[]] * len(handles)),),
-        new_token_ids=Ragged.from_rows(given),
-        token_source_steps=np.array(sources, dtype=np.uint64),
+def _rows(
+    handles: Sequence[int],
+    given: list[list[int]],
+    sources: Sequence[int],
+    *,
+    scheduled: Sequence[int] | None = None,
+    drafts: list[list[int]] | None = None,
+) -> SchedulerOutput:
+    return SchedulerOutput(
+        step_id=StepId(epoch=1, generation=1, step=9),
+        base_step=8,
+        cached_requests=CachedRequests(
+            handles=np.array(handles, dtype=np.uint64),
+            num_computed_tokens=np.full(len(handles), NUM_KNOWN, dtype=np.int32),
+            new_block_ids=(Ragged.from_rows([[]] * len(handles)),),
+            new_token_ids=Ragged.from_rows(given),
+            token_source_steps=np.array(sources, dtype=np.uint64),
+            draft_token_ids=None if drafts is None else Ragged.from_rows(drafts),
+        ),
+        num_scheduled_tokens=np.array(scheduled or [1] * len(handles), dtype=np.int32),
     )
+
+
+def _new(
+    feedback: TokenFeedback, output: SchedulerOutput, *, fetch: FetchTokens | None = None
+) -> list[list[int]]:
+    tokens, _ = feedback.new_tokens(output, fetch=fetch)
+    return _lists(tokens)
 
 
 def _lists(ragged: Ragged) -> list[list[int]]:
@@ -71,13 +92,13 @@ def test_fed_rows_stand_between_those_that_were_sent(feedback):
     """Each row appends what it brought, or the one token of its source."""
     feedback.put(5, _sampled({7: 70, 9: 90}))
     rows = _rows([9, 8, 7], [[], [1, 2], []], [5, 0, 5])
-    assert _lists(feedback.new_token_ids(rows, fetch=None)) == [[90], [1, 2], [70]]
+    assert _new(feedback, rows) == [[90], [1, 2], [70]]
 
 
 def test_rows_without_a_source_are_as_they_were(feedback):
     """Nothing is copied where nothing is fed."""
     rows = _rows([8], [[1, 2]], [0])
-    assert feedback.new_token_ids(rows, fetch=None) is rows.new_token_ids
+    assert feedback.new_tokens(rows, fetch=None)[0] is rows.cached_requests.new_token_ids
 
 
 def test_last_steps_tell_who_sampled_where(states, feedback):
@@ -105,14 +126,14 @@ def test_missing_tokens_are_fetched_once(feedback):
         fetched.append(step)
         return _sampled({7: 70, 9: 90, 1000: 1})
 
-    assert _lists(feedback.new_token_ids(_rows([7], [[]], [5]), fetch=fetch)) == [[70]]
-    assert _lists(feedback.new_token_ids(_rows([9], [[]], [5]), fetch=fetch)) == [[90]]
+    assert _new(feedback, _rows([7], [[]], [5]), fetch=fetch) == [[70]]
+    assert _new(feedback, _rows([9], [[]], [5]), fetch=fetch) == [[90]]
     assert fetched == [5]
 
 
 def test_a_stage_in_between_counts_tokens(feedback):
     """Where tokens are neither drawn nor fetched, each is a zero that nobody reads."""
-    assert _lists(feedback.new_token_ids(_rows([7], [[]], [5]), fetch=None)) == [[0]]
+    assert _new(feedback, _rows([7], [[]], [5]), fetch=None) == [[0]]
 
 
 def test_tokens_of_an_earlier_sample_are_dropped(states, feedback):
@@ -121,7 +142,7 @@ def test_tokens_of_an_earlier_sample_are_dropped(states, feedback):
     feedback.put(5, _sampled({7: 70}))
     feedback.put(6, _sampled({7: 71}, position=NUM_KNOWN + 1))
     with pytest.raises(TensorError, match="step 6 leave out 1 requests"):
-        feedback.new_token_ids(_rows([7], [[]], [6]), fetch=lambda step: SampledTokens.none())
+        _new(feedback, _rows([7], [[]], [6]), fetch=lambda step: SampledTokens.none())
 
 
 def test_sampled_tokens_survive_the_wire():
@@ -129,12 +150,15 @@ def test_sampled_tokens_survive_the_wire():
     sent = SampledTokens(
         handles=np.array([2**64 - 1, 1], dtype=np.uint64),
         positions=np.array([1 << 20, 3], dtype=np.int64),
-        token_ids=np.array([49151, 0], dtype=np.int32),
+        token_ids=Ragged.from_rows([[49151, 7], [0]]),
+        drafts=Ragged.from_rows([[], [5, 6, 7]]),
     )
     received = SampledTokens.from_wire(sent.to_wire())
-    for column in ("handles", "positions", "token_ids"):
+    for column in ("handles", "positions"):
         before, after = getattr(sent, column), getattr(received, column)
         assert (before.dtype, before.tolist()) == (after.dtype, after.tolist())
+    for column in ("token_ids", "drafts"):
+        assert _lists(getattr(received, column)) == _lists(getattr(sent, column))
 
 
 def test_other_tensors_are_no_tokens():

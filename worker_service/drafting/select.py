@@ -1,0 +1,31 @@
+"""The stage select_drafter: who proposes drafts on this rank."""
+
+from collections.abc import Callable
+
+from common.errors import InvalidRequest
+from common.speculation import NGRAM, NO_SPECULATION, SpeculationConfig
+from worker_service.batch.request_states import RequestStates
+from worker_service.drafting.drafter import Drafter, NoDrafter
+from worker_service.drafting.ngram import NgramDrafter
+
+
+def select_drafter(config: SpeculationConfig, *, states: RequestStates, is_last: bool) -> Drafter:
+    """The drafter of the configuration on the last stage, none on those before it.
+
+    Raises InvalidRequest for a method this worker does not have.
+    """
+    if not is_last or config.speculative_method == NO_SPECULATION:
+        return NoDrafter()
+    drafters: dict[str, Callable[[], Drafter]] = {
+        NGRAM: lambda: NgramDrafter(
+            states,
+            prompt_lookup_min=config.prompt_lookup_min,
+            prompt_lookup_max=config.prompt_lookup_max,
+        ),
+    }
+    if config.speculative_method not in drafters:
+        raise InvalidRequest(
+            f"this worker has no speculative method {config.speculative_method!r}",
+            param="speculation",
+        )
+    return drafters[config.speculative_method]()
