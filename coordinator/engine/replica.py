@@ -107,6 +107,7 @@ class Replica:
             max_model_len=group.executor.max_model_len,
             eos_token_ids=self._folder.eos_token_ids,
             has_prefix_cache=self._config.cache.prefix_cache,
+            most_drafts=self._config.speculation.most_drafts,
         )
         self._loop = EngineLoop(
             self._scheduler,

@@ -5,23 +5,27 @@ from common.step import Logprobs
 
 
 def token_delta(
-    token_id: int,
+    token_ids: tuple[int, ...],
     *,
     finish_reason: FinishReason | None,
     logprobs: Logprobs | None,
-    row: int,
+    first_row: int,
     num_logprobs: int | None,
     num_cached_tokens: int,
 ) -> TokenDelta:
-    """The delta of one sampled token; num_logprobs is what its request asked for.
+    """The delta of the tokens a row emitted; num_logprobs is what its request asked for.
 
+    first_row: where the log-probabilities of the first token stand; those of the others follow.
     A token that ends the output, EOS included, is part of the delta: the text layer hides it.
     """
     positions = None
     if num_logprobs is not None and logprobs is not None:
-        positions = (_token_logprobs(logprobs, row, num_logprobs),)
+        positions = tuple(
+            _token_logprobs(logprobs, first_row + index, num_logprobs)
+            for index in range(len(token_ids))
+        )
     return TokenDelta(
-        token_ids=(token_id,),
+        token_ids=token_ids,
         logprobs=positions,
         finish_reason=finish_reason,
         num_cached_tokens=num_cached_tokens,

@@ -12,17 +12,18 @@ from coordinator.scheduling.sequence import Sequence, SequenceState
 class PlannedStep:
     """A step that was planned and is not committed; cohort None: it belongs to no cohort.
 
-    sampling: the sequences that sample, in row order; filling: those that fill a block, each with
-    its computed tokens after this step, as later ones may have been planned before the commit.
+    sampling: the sequences that sample, in row order, each with the drafts it was planned to check;
+    filling: those of a prompt that fill a block and do not sample, each with its computed tokens after
+    this step, as later ones may have been planned before the commit.
     """
 
     output: SchedulerOutput
     cohort: int | None
-    sampling: tuple[Sequence, ...] = ()
+    sampling: tuple[tuple[Sequence, int], ...] = ()
     filling: tuple[tuple[Sequence, int], ...] = ()
 
-    def sampled(self, result: ModelRunnerOutput) -> list[Sequence]:
-        """The sequences of a result's tokens: all that had to sample but those with an error.
+    def sampled(self, result: ModelRunnerOutput) -> list[tuple[Sequence, int]]:
+        """The sequences of a result's rows: all that had to sample but those with an error.
 
         Raises StepFailed when the result belongs to another step, or its rows are not these.
         """
@@ -30,18 +31,26 @@ class PlannedStep:
         if result.key.step_id != step_id:
             raise StepFailed(f"{result.key.step_id} was answered in place of {step_id}")
         failed = {handle for handle, _ in result.request_errors}
-        sampled = [sequence for sequence in self.sampling if sequence.handle not in failed]
+        sampled = [row for row in self.sampling if row[0].handle not in failed]
         handles = result.handles.tolist()
-        num_tokens = len(result.sampled_token_ids.values)
-        if num_tokens != len(handles) or [sequence.handle for sequence in sampled] != handles:
+        num_tokens = result.sampled_token_ids.lengths.tolist()
+        if [sequence.handle for sequence, _ in sampled] != handles or len(num_tokens) != len(
+            handles
+        ):
             raise StepFailed(
                 f"step {step_id.step} had to sample {len(self.sampling)} requests and the "
-                f"result names {len(handles)} with {num_tokens} tokens"
+                f"result names {len(handles)} with {len(num_tokens)} rows of tokens"
             )
+        for (sequence, num_planned), count in zip(sampled, num_tokens, strict=True):
+            if not 1 <= count <= 1 + num_planned:
+                raise StepFailed(
+                    f"step {step_id.step} had {num_planned} drafts of request {sequence.handle} and "
+                    f"the result has {count} tokens of it"
+                )
         return sampled
 
     def publish_prefixes(self, allocator: KVAllocator) -> None:
-        """Let others find the blocks this step has filled."""
+        """Let others find the blocks of prompts this step has filled."""
         for sequence, num_computed in self.filling:
             # One that was preempted or has ended since has no blocks.
             if sequence.state is SequenceState.RUNNING:

@@ -21,30 +21,36 @@ WARM_UP_STEP = 1
 
 
 class ScheduledRows:
-    """Sequences of a step, and how many tokens it computes of each, at least 1."""
+    """Sequences of a step, how many tokens it computes of each, at least 1, and how many are drafts."""
 
-    __slots__ = ("num_tokens", "sequences")
+    __slots__ = ("num_drafts", "num_tokens", "sequences")
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
         self.num_tokens: list[int] = []
+        self.num_drafts: list[int] = []
 
     def __len__(self) -> int:
         """How many there are."""
         return len(self.sequences)
 
-    def append(self, sequence: Sequence, num_tokens: int) -> None:
-        """Add one."""
+    def append(self, sequence: Sequence, num_tokens: int, num_drafts: int = 0) -> None:
+        """Add one; the drafts are among its tokens."""
         self.sequences.append(sequence)
         self.num_tokens.append(num_tokens)
+        self.num_drafts.append(num_drafts)
 
 
 class StepPlanner:
     """Numbers the steps of a generation and writes each as the difference to the one before."""
 
-    def __init__(self, *, check_state_every: int = 0) -> None:
-        """Every so many steps one asks for the workers' digest of their state; 0: none does."""
+    def __init__(self, *, check_state_every: int = 0, has_drafts: bool = False) -> None:
+        """Every so many steps one asks for the workers' digest of their state; 0: none does.
+
+        has_drafts: workers propose draft tokens.
+        """
         self._check_state_every = check_state_every
+        self._has_drafts = has_drafts
         self._epoch = 0
         self._generation = 0
         self._last_step = 0
@@ -85,8 +91,13 @@ class StepPlanner:
         """
         return self._next_output(
             new_requests=tuple(map(self._new_request, new.sequences)),
-            cached_requests=self._cached_requests(cached.sequences),
+            cached_requests=self._cached_requests(cached),
             counts=new.num_tokens + cached.num_tokens,
+            wanted=(
+                [_want_drafts(sequence) for sequence in new.sequences + cached.sequences]
+                if self._has_drafts
+                else []
+            ),
         )
 
     def plan_warm_up(self, handle: int) -> SchedulerOutput:
@@ -111,7 +122,7 @@ class StepPlanner:
             (
                 sequence.handle,
                 (sequence.blocks.table[: sequence.num_sent_blocks],),
-                sequence.num_computed_tokens,
+                sequence.num_planned_tokens,
             )
             for sequence in sequences
             if sequence.handle in self._held
@@ -123,6 +134,7 @@ class StepPlanner:
         new_requests: tuple[NewRequest, ...],
         cached_requests: CachedRequests,
         counts: list[int],
+        wanted: list[int] | None = None,
     ) -> SchedulerOutput:
         base_step = self._last_step
         self._last_step += 1
@@ -135,6 +147,7 @@ class StepPlanner:
             finished_handles=np.array(self._finished, dtype=np.uint64),
             preempted_handles=np.array(self._preempted, dtype=np.uint64),
             want_state_digest=self._is_state_check(self._last_step),
+            num_drafts_wanted=_column(array("i", wanted or []), np.int32),
         )
         self._finished.clear()
         self._preempted.clear()
@@ -159,10 +172,11 @@ class StepPlanner:
             trace=sequence.request.trace,
         )
 
-    def _cached_requests(self, sequences: list[Sequence]) -> CachedRequests:
+    def _cached_requests(self, rows: ScheduledRows) -> CachedRequests:
         # Runs over every row of every step: plain loops over few attributes, arrays made at once.
         token_ids, block_ids, source_steps = array("i"), array("i"), array("Q")
         token_ends, block_ends = array("I", [0]), array("I", [0])
+        sequences = rows.sequences
         for sequence in sequences:
             known, num_sent = sequence.token_ids, sequence.num_sent_tokens
             source_step = 0
@@ -170,9 +184,9 @@ class StepPlanner:
                 token_ids.extend(known[num_sent:])
                 sequence.num_sent_tokens = len(known)
             elif sequence.num_placeholders:
-                # What it computes is the token of its last step, which the workers have or will have.
+                # What it computes follows from its last step, whose tokens the workers will have.
                 source_step = sequence.last_step
-                sequence.num_sent_tokens = num_sent + 1
+            sequence.source_step = source_step
             source_steps.append(source_step)
             table, num_sent = sequence.blocks.table, sequence.num_sent_blocks
             if num_sent < len(table):
@@ -188,7 +202,24 @@ class StepPlanner:
             new_block_ids=(_ragged(block_ids, block_ends),),
             new_token_ids=_ragged(token_ids, token_ends),
             token_source_steps=_column(source_steps, np.uint64),
+            draft_token_ids=_sent_drafts(rows) if self._has_drafts else None,
         )
+
+
+def _want_drafts(sequence: Sequence) -> int:
+    """How many drafts a sequence's row shall propose; noted, as the next one has room for so many."""
+    most = sequence.max_len - len(sequence.token_ids) - 2
+    sequence.num_wanted = max(0, min(sequence.draft_limit.num_drafts, most))
+    return sequence.num_wanted
+
+
+def _sent_drafts(rows: ScheduledRows) -> Ragged | None:
+    """Drafts of the rows that are not fed, None when no row has any."""
+    drafts = [
+        [] if sequence.num_placeholders else sequence.drafts[:num_drafts]
+        for sequence, num_drafts in zip(rows.sequences, rows.num_drafts, strict=True)
+    ]
+    return Ragged.from_rows(drafts) if any(drafts) else None
 
 
 def _ragged(values: "array[int]", offsets: "array[int]") -> Ragged:

@@ -31,8 +31,8 @@ from coordinator.kv.block_pool import BlockPool
 from coordinator.kv.prefix_cache import NoPrefixCache, PrefixCache
 from coordinator.scheduling.budget import StepBudget
 from coordinator.scheduling.cohorts import Cohorts, fair_tokens, insert_by_rank
+from coordinator.scheduling.commit import NO_DRAFTS, commit_tokens
 from coordinator.scheduling.counters import ScheduleCounters
-from coordinator.scheduling.deltas import token_delta
 from coordinator.scheduling.planned_step import PlannedStep
 from coordinator.scheduling.planner import ScheduledRows, StepPlanner
 from coordinator.scheduling.preemption import last_in_rank
@@ -56,8 +56,11 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         has_prefix_cache: bool = True,
+        most_drafts: int = 0,
     ) -> None:
+        """most_drafts: draft tokens of a row, at most; 0: workers propose none."""
         self.config = config
+        self._most_drafts = most_drafts
         self._max_steps_in_flight = config.steps_in_flight(num_stages)
         self._eos_token_ids = eos_token_ids
         self._allocator = KVAllocator(
@@ -65,7 +68,9 @@ class Scheduler:
             block_size=block_size,
             prefixes=PrefixCache(block_size=block_size) if has_prefix_cache else NoPrefixCache(),
         )
-        self._planner = StepPlanner(check_state_every=config.check_state_every)
+        self._planner = StepPlanner(
+            check_state_every=config.check_state_every, has_drafts=most_drafts > 0
+        )
         self._cohorts = Cohorts(config.num_cohorts(num_stages), most_steps=config.steps_of_cohort)
         queue_type = PriorityQueue if config.has_priorities else FirstComeQueue
         self._waiting: WaitingQueue = queue_type(config.max_waiting)
@@ -147,6 +152,7 @@ class Scheduler:
             max_sequence_len=self.max_sequence_len,
             eos_token_ids=self._eos_token_ids,
             has_priorities=self.config.has_priorities,
+            most_drafts=self._most_drafts,
         )
         self._waiting.append(sequence)
         self._last_handle = sequence.handle
@@ -194,9 +200,11 @@ class Scheduler:
             self.abort(handle)
         if step.cohort is None:
             return []
-        sampling = step.sampled(result)
+        deltas = commit_tokens(
+            step, result, allocator=self._allocator, counters=self.counters, on_end=self._finish
+        )
         step.publish_prefixes(self._allocator)
-        return self._commit_tokens(sampling, result)
+        return deltas
 
     def _choose_rows(self, cohort: int) -> tuple[ScheduledRows, ScheduledRows]:
         """Rows the workers do not hold yet, and rows they hold."""
@@ -225,9 +233,34 @@ class Scheduler:
             num_missing = num_tokens - sequence.num_computed_tokens
             if num_missing > 1:
                 num_missing = budget.fit(self._chunk(num_missing))
+            elif self._most_drafts:
+                if sequence.source_step > self._last_committed:
+                    continue  # how far it is computed is told by one step in flight, not by two
+                # Nobody behind this row shall miss its token for the sake of a guess.
+                num_left = budget.num_tokens - self._cohorts.size(cohort) + len(rows)
+                num_drafts = self._drafts_of(sequence, num_tokens, most=num_left)
+                budget.num_tokens -= num_missing + num_drafts
+                rows.append(sequence, num_missing + num_drafts, num_drafts)
+                continue
             budget.num_tokens -= num_missing
             rows.append(sequence, num_missing)
         return rows
+
+    def _drafts_of(self, sequence: Sequence, num_tokens: int, *, most: int) -> int:
+        """Drafts behind num_tokens tokens that a step checks: those there are, or may be by then.
+
+        Blocks are taken for them while there are enough for everybody's next token.
+        """
+        num_there = sequence.num_wanted if sequence.num_placeholders else len(sequence.drafts)
+        num_drafts = min(num_there, most, sequence.max_len - num_tokens - 1)
+        num_short = num_tokens + num_drafts - sequence.blocks.num_slots
+        if num_drafts > 0 and num_short > 0:
+            num_blocks = self._allocator.num_blocks_for(num_short)
+            if num_blocks + len(self._running) <= self._allocator.num_free_blocks:
+                self._allocator.append(sequence.blocks, num_tokens + num_drafts)
+            else:
+                num_drafts -= num_short
+        return max(num_drafts, 0)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Give a sequence blocks for all its tokens; False when it was preempted itself."""
@@ -288,6 +321,7 @@ class Scheduler:
         except CacheFull:
             return False
         sequence.num_computed_tokens = num_computed
+        sequence.drafts = NO_DRAFTS
         if not sequence.was_admitted:
             sequence.was_admitted = True
             sequence.num_cached_tokens = num_computed
@@ -331,18 +365,21 @@ class Scheduler:
         self, cohort: int, *, new: ScheduledRows, cached: ScheduledRows
     ) -> SchedulerOutput:
         output = self._planner.plan(new=new, cached=cached)
-        sampling: list[Sequence] = []
+        sampling: list[tuple[Sequence, int]] = []
         filling: list[tuple[Sequence, int]] = []
         last_step = output.step_id.step
         for rows in (new, cached):
-            for sequence, num_tokens in zip(rows.sequences, rows.num_tokens, strict=True):
+            for sequence, num_tokens, num_drafts in zip(
+                rows.sequences, rows.num_tokens, rows.num_drafts, strict=True
+            ):
                 num_computed = sequence.num_computed_tokens + num_tokens
-                sequence.num_computed_tokens = num_computed
+                sequence.num_computed_tokens = sequence.num_planned_tokens = num_computed
                 sequence.last_step = last_step
-                if num_computed == len(sequence.token_ids) + sequence.num_placeholders:
-                    sequence.num_placeholders += 1
-                    sampling.append(sequence)
-                if num_computed >= sequence.blocks.publish_at:
+                num_known = len(sequence.token_ids) + sequence.num_placeholders
+                if num_computed == num_known + num_drafts:
+                    sequence.num_placeholders += 1 + num_drafts
+                    sampling.append((sequence, num_drafts))
+                elif num_computed >= sequence.blocks.publish_at:
                     filling.append((sequence, num_computed))
         self._cohorts.start_step(cohort)
         self._in_flight.append(
@@ -360,34 +397,3 @@ class Scheduler:
         self._last_committed = step.output.step_id.step
         if step.cohort is not None:
             self._cohorts.end_step(step.cohort)
-
-    def _commit_tokens(
-        self, sampling: list[Sequence], result: ModelRunnerOutput
-    ) -> list[tuple[int, TokenDelta]]:
-        deltas: list[tuple[int, TokenDelta]] = []
-        logprobs = result.logprobs
-        token_ids = result.sampled_token_ids.values.tolist()
-        for row, (sequence, token_id) in enumerate(zip(sampling, token_ids, strict=True)):
-            if sequence.state is SequenceState.FINISHED:
-                continue  # ended while in flight
-            finish_reason = sequence.append(token_id)
-            if logprobs is None:
-                delta = TokenDelta(
-                    token_ids=(token_id,),
-                    finish_reason=finish_reason,
-                    num_cached_tokens=sequence.num_cached_tokens,
-                )
-            else:
-                delta = token_delta(
-                    token_id,
-                    finish_reason=finish_reason,
-                    logprobs=logprobs,
-                    row=row,
-                    num_logprobs=sequence.request.sampling.num_logprobs,
-                    num_cached_tokens=sequence.num_cached_tokens,
-                )
-            deltas.append((sequence.handle, delta))
-            if finish_reason is not None:
-                self._finish(sequence)
-        self.counters.num_generated_tokens += len(deltas)
-        return deltas

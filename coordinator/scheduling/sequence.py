@@ -6,6 +6,7 @@ from enum import Enum, auto
 from common.requests import FinishReason, Request
 from common.transitions import Transitions
 from coordinator.kv.allocator import SequenceBlocks
+from coordinator.speculation.draft_policy import DraftLimit
 
 TOKEN_TYPECODE = "i"
 
@@ -41,17 +42,21 @@ class Sequence:
     """The tokens of one request and how far they are computed.
 
     token_ids: prompt, then committed output. num_placeholders: tokens behind them that steps in flight
-    sample. num_computed_tokens counts tokens whose keys and values stand in its blocks once the steps
-    in flight are done. num_cached_tokens: prompt tokens that were found computed at its first
+    sample, if all their drafts are right. num_computed_tokens counts tokens whose keys and values stand
+    in its blocks once the steps in flight are done, if all are; num_planned_tokens what it was after
+    the last step was planned. drafts: guesses that follow the committed output; num_wanted: most that
+    the last step proposes; draft_limit: most it may have. num_cached_tokens: prompt tokens that were found computed at its first
     admission. max_len: most tokens, prompt included.
     rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: number
-    of the step that computed it last. num_sent_tokens, num_sent_blocks: how much of it the workers
+    of the step that computed it last, source_step: of the one whose tokens that step was fed, or 0. num_sent_tokens, num_sent_blocks: how much of it the workers
     were told or sampled themselves, kept by the planner. end_token_ids: tokens that end the output.
     """
 
     __slots__ = (
         "blocks",
         "cohort",
+        "draft_limit",
+        "drafts",
         "end_token_ids",
         "handle",
         "last_step",
@@ -59,10 +64,13 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_placeholders",
+        "num_planned_tokens",
         "num_prompt_tokens",
         "num_sent_blocks",
         "num_sent_tokens",
+        "num_wanted",
         "rank",
+        "source_step",
         "request",
         "state",
         "token_ids",
@@ -77,6 +85,7 @@ class Sequence:
         max_sequence_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         has_priorities: bool = False,
+        most_drafts: int = 0,
     ) -> None:
         self.handle = handle
         self.request = request
@@ -89,6 +98,10 @@ class Sequence:
             self.end_token_ids |= eos_token_ids
         self.num_computed_tokens = 0
         self.num_placeholders = 0
+        self.num_planned_tokens = 0
+        self.drafts: list[int] = []
+        self.num_wanted = 0
+        self.draft_limit = DraftLimit(most_drafts)
         self.num_sent_tokens = 0
         self.num_sent_blocks = 0
         self.was_admitted = False
@@ -96,6 +109,7 @@ class Sequence:
         self.blocks = SequenceBlocks()
         self.cohort = 0
         self.last_step = 0
+        self.source_step = 0
         self.state = SequenceState.WAITING
 
     @property
@@ -107,10 +121,21 @@ class Sequence:
         """Change state; raises WrongState when the event cannot happen in this one."""
         self.state = TRANSITIONS.next(self.state, event)
 
-    def append(self, token_id: int) -> FinishReason | None:
-        """Commit the oldest token in flight and say whether it ends the output: end token, then length."""
-        self.num_placeholders -= 1
-        self.token_ids.append(token_id)
-        if token_id in self.end_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
+    def commit(
+        self, token_ids: list[int], *, num_planned: int = 0
+    ) -> tuple[int, FinishReason | None]:
+        """Commit what the oldest step in flight emitted, at least one token, of num_planned drafts.
+
+        Says how many tokens the output takes, and whether the last of them ends it: end token, then
+        length. Drafts that were rejected, or never there, leave the counts.
+        """
+        self.num_placeholders -= 1 + num_planned
+        if num_planned and self.state is SequenceState.RUNNING:
+            self.num_computed_tokens -= 1 + num_planned - len(token_ids)
+        for count, token_id in enumerate(token_ids, start=1):
+            self.token_ids.append(token_id)
+            if token_id in self.end_token_ids:
+                return count, FinishReason.STOP
+            if len(self.token_ids) >= self.max_len:
+                return count, FinishReason.LENGTH
+        return len(token_ids), None

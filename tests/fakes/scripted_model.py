@@ -2,7 +2,8 @@
 
 It keeps what a real worker keeps (known tokens, block tables, computed counts) and a paged store
 with one token per slot in place of keys and values, so a scheduler that hands out a wrong block,
-count or token either fails validation or changes the tokens that come out.
+count or token either fails validation or changes the tokens that come out. It proposes drafts where a
+step wants some: fewer than that, and some of them wrong.
 """
 
 import zlib
@@ -45,6 +46,18 @@ def scripted_tokens(
     return tuple(token_ids[len(prompt) :])
 
 
+def scripted_drafts(
+    token_ids: Sequence[int], most: int, *, vocab_size: int = 256
+) -> tuple[int, ...]:
+    """At most so many guesses of what follows; how many and which are wrong is a hash of the tokens."""
+    known = list(token_ids)
+    chance = zlib.crc32(np.asarray(known, dtype="<i4").tobytes(), 7)
+    for index in range(chance % (most + 1)):
+        is_wrong = (chance >> (4 + 2 * index)) % 4 == 0
+        known.append((next_token(known, vocab_size=vocab_size) + is_wrong) % vocab_size)
+    return tuple(known[len(token_ids) :])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
     """The sizes that LoadModel and InitializeKVCache fix: tokens, sequences, blocks."""
@@ -59,21 +72,29 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRequest:
-    """One request as a worker holds it."""
+    """One request as a worker holds it.
+
+    draft_ids: guesses that its last step computed behind its tokens, of num_room that were planned;
+    num_planned_tokens: tokens computed after its last step, if all drafts in flight were right.
+    """
 
     handle: int
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     num_computed_tokens: int
+    num_planned_tokens: int
     sampling: SamplingParams
+    draft_ids: tuple[int, ...] = ()
+    num_room: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRow:
-    """A row of a step that sampled: its request after the step and the token that follows."""
+    """A row of a step that sampled: its request after the step, what follows, and guesses behind it."""
 
     request: KnownRequest
-    token_id: int
+    token_ids: tuple[int, ...]
+    drafts: tuple[int, ...] = ()
 
 
 class ScriptedModel:
@@ -83,7 +104,7 @@ class ScriptedModel:
         self._limits = limits
         self._slots = np.full(limits.num_blocks * limits.block_size, EMPTY_SLOT, dtype=np.int32)
         self._requests: dict[int, KnownRequest] = {}
-        self._last_samples: dict[int, tuple[int, int]] = {}
+        self._last_samples: dict[int, tuple[int, SampledRow]] = {}
 
     @property
     def known_handles(self) -> frozenset[int]:
@@ -98,7 +119,7 @@ class ScriptedModel:
     def state_digest(self) -> bytes:
         """Digest of the requests held."""
         return state_digest(
-            (request.handle, (request.block_ids,), request.num_computed_tokens)
+            (request.handle, (request.block_ids,), request.num_planned_tokens)
             for request in self._requests.values()
         )
 
@@ -108,19 +129,28 @@ class ScriptedModel:
         rows = self._rows(output, held)
         counts = output.num_scheduled_tokens.tolist()
         self._check_step(rows, counts, held)
-        for request, count in zip(rows, counts, strict=True):
-            self._store(request, count)
+        sources = [0] * len(
+            output.new_requests
+        ) + output.cached_requests.token_source_steps.tolist()
+        for request, count, source in zip(rows, counts, sources, strict=True):
+            num_drafts = len(request.draft_ids)
+            num_tokens = (1 if source else count - num_drafts) + num_drafts
+            self._store(request, num_tokens)
             held[request.handle] = replace(
-                request, num_computed_tokens=request.num_computed_tokens + count
+                request,
+                num_computed_tokens=request.num_computed_tokens + num_tokens - num_drafts,
+                num_planned_tokens=request.num_planned_tokens + count,
+                num_room=count - (num_tokens - num_drafts),
             )
         self._requests = held
+        wanted = output.num_drafts_wanted.tolist() or [0] * len(rows)
         sampled = [
-            self._sample(held[row.handle])
-            for row in rows
+            self._sample(held[row.handle], most_drafts=most_drafts)
+            for row, most_drafts in zip(rows, wanted, strict=True)
             if held[row.handle].num_computed_tokens == len(row.token_ids)
         ]
         for row in sampled:
-            self._last_samples[row.request.handle] = (output.step_id.step, row.token_id)
+            self._last_samples[row.request.handle] = (output.step_id.step, row)
         return sampled
 
     def _without_dropped(self, output: SchedulerOutput) -> dict[int, KnownRequest]:
@@ -141,25 +171,38 @@ class ScriptedModel:
             known = held.get(handle)
             if known is None:
                 raise InvalidStep(f"handle {handle} is cached but not known")
-            if known.num_computed_tokens != cached.num_computed_tokens[index]:
-                raise InvalidStep(f"handle {handle}: the computed counts differ")
             new_token_ids = cached.new_token_ids.row(index).tolist()
+            drafts: list[int] = []
+            if cached.draft_token_ids is not None:
+                drafts = cached.draft_token_ids.row(index).tolist()
+            claimed = int(cached.num_computed_tokens[index])
+            num_planned = known.num_computed_tokens + known.num_room
             if source_step := int(cached.token_source_steps[index]):
-                new_token_ids += self._fed_tokens(handle, source_step, new_token_ids)
+                fed = self._fed_row(handle, source_step, new_token_ids + drafts)
+                new_token_ids = list(fed.token_ids)
+                planned = output.num_scheduled_tokens[len(output.new_requests) + index]
+                drafts = list(fed.drafts[: planned - 1])
+            num_accepted = max(0, min(len(new_token_ids) - 1, len(known.draft_ids)))
+            num_computed = known.num_computed_tokens + num_accepted
+            if claimed != (num_planned if source_step else num_computed):
+                raise InvalidStep(f"handle {handle}: the computed counts differ")
             rows.append(
                 replace(
                     known,
                     token_ids=(*known.token_ids, *new_token_ids),
                     block_ids=(*known.block_ids, *cached.new_block_ids[0].row(index).tolist()),
+                    draft_ids=tuple(drafts),
+                    num_computed_tokens=num_computed,
+                    num_planned_tokens=claimed,
                 )
             )
         return rows
 
-    def _fed_tokens(self, handle: int, source_step: int, given: list[int]) -> list[int]:
-        step, token_id = self._last_samples.get(handle, (0, EMPTY_SLOT))
-        if given or step != source_step:
+    def _fed_row(self, handle: int, source_step: int, given: list[int]) -> SampledRow:
+        step, row = self._last_samples.get(handle, (0, None))
+        if given or step != source_step or row is None:
             raise InvalidStep(f"handle {handle}: step {source_step} is not where it sampled last")
-        return [token_id]
+        return row
 
     def _check_step(
         self, rows: list[KnownRequest], counts: list[int], held: dict[int, KnownRequest]
@@ -176,8 +219,9 @@ class ScriptedModel:
 
     def _check_row(self, row: KnownRequest, count: int) -> None:
         limits = self._limits
-        end = row.num_computed_tokens + count
-        if count < 1 or end > len(row.token_ids) or end > limits.max_model_len:
+        end = row.num_planned_tokens + count
+        is_known = end <= len(row.token_ids) or row.num_computed_tokens == len(row.token_ids) - 1
+        if count < 1 or not is_known or end > limits.max_model_len:
             raise InvalidStep(
                 f"handle {row.handle}: {count} tokens after {row.num_computed_tokens} computed "
                 f"of {len(row.token_ids)} known"
@@ -211,12 +255,22 @@ class ScriptedModel:
     def _store(self, request: KnownRequest, count: int) -> None:
         start = request.num_computed_tokens
         slots = self._slots_of(request, start, start + count)
-        self._slots[slots] = request.token_ids[start : start + count]
+        token_ids = request.token_ids + request.draft_ids
+        self._slots[slots] = token_ids[start : start + count]
 
-    def _sample(self, request: KnownRequest) -> SampledRow:
-        context = self._slots[self._slots_of(request, 0, request.num_computed_tokens)]
+    def _sample(self, request: KnownRequest, *, most_drafts: int) -> SampledRow:
+        vocab_size = self._limits.vocab_size
+        num_computed, drafts = request.num_computed_tokens, request.draft_ids
+        context = self._slots[self._slots_of(request, 0, num_computed + len(drafts))]
+        token_ids = [next_token(context[:num_computed], vocab_size=vocab_size)]
+        while len(token_ids) <= len(drafts) and token_ids[-1] == drafts[len(token_ids) - 1]:
+            end = num_computed + len(token_ids)
+            token_ids.append(next_token(context[:end], vocab_size=vocab_size))
+        known = (*request.token_ids, *token_ids)
         return SampledRow(
-            request=request, token_id=next_token(context, vocab_size=self._limits.vocab_size)
+            request=request,
+            token_ids=tuple(token_ids),
+            drafts=scripted_drafts(known, most_drafts, vocab_size=vocab_size),
         )
 
 
@@ -226,6 +280,7 @@ def _admitted(request: NewRequest) -> KnownRequest:
         token_ids=tuple(request.token_ids.tolist()),
         block_ids=tuple(request.block_ids[0].tolist()),
         num_computed_tokens=request.num_computed_tokens,
+        num_planned_tokens=request.num_computed_tokens,
         sampling=request.sampling,
     )
 
@@ -243,7 +298,8 @@ def runner_output(
     return ModelRunnerOutput(
         key=StepKey(step_id=step_id, phase=Phase.SAMPLE),
         handles=np.array([row.request.handle for row in healthy], dtype=np.uint64),
-        sampled_token_ids=Ragged.from_rows([[row.token_id] for row in healthy]),
+        sampled_token_ids=Ragged.from_rows([row.token_ids for row in healthy]),
+        drafts=Ragged.from_rows([row.drafts for row in healthy]),
         logprobs=_scripted_logprobs(healthy, vocab_size=vocab_size),
         request_errors=tuple((row.request.handle, "poisoned prompt") for row in poisoned),
     )
@@ -256,10 +312,10 @@ def _scripted_logprobs(rows: list[SampledRow], *, vocab_size: int) -> Logprobs |
         return None
     offsets = np.arange(1 + max(count or 0 for count in wanted), dtype=np.int32)
     offsets[1:] -= 1  # the best alternative is the chosen token itself
-    chosen = np.array([row.token_id for row in rows], dtype=np.int32)
+    chosen = np.array([token for row in rows for token in row.token_ids], dtype=np.int32)
     token_ids = (chosen[:, None] + offsets[None, :]) % vocab_size
     return Logprobs(
         token_ids=token_ids.astype(np.int32),
         logprobs=np.broadcast_to(-(offsets + 1).astype(np.float32), token_ids.shape).copy(),
-        ranks=np.ones(len(rows), dtype=np.int32),
+        ranks=np.ones(len(chosen), dtype=np.int32),
     )

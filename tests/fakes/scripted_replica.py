@@ -56,6 +56,7 @@ class ScriptedReplica:
         vocab_size: int = 256,
         poison_token_id: int | None = None,
         has_prefix_cache: bool = True,
+        most_drafts: int = 0,
     ) -> None:
         self.scheduler = Scheduler(
             config,
@@ -65,6 +66,7 @@ class ScriptedReplica:
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
             has_prefix_cache=has_prefix_cache,
+            most_drafts=most_drafts,
         )
         self.scheduler.begin_generation(epoch=1, generation=1)
         self._config = config

@@ -18,8 +18,9 @@ class RequestStates:
 
     num_computed int32 [slots]: known tokens whose keys and values stand in the cache, or will once
     the step being executed has run. num_drafts int32 [slots]: drafts that step computes behind them;
-    some may turn out to be the sequence's tokens. num_planned int32 [slots]: tokens computed once all
-    drafts the scheduler made room for are accepted, which is how it counts ahead.
+    some may turn out to be the sequence's tokens. num_room int32 [slots]: drafts that step was planned
+    for, of which there may be fewer. num_planned int32 [slots]: tokens the scheduler counted as
+    computed when it had planned that step, as if every draft in flight were right.
     """
 
     def __init__(self, *, num_slots: int, max_model_len: int, block_size: int) -> None:
@@ -30,6 +31,7 @@ class RequestStates:
         self.blocks = SlotLists(num_slots=num_slots, width=-(-max_model_len // block_size))
         self.num_computed: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_drafts: Int32s = np.zeros(num_slots, dtype=np.int32)
+        self.num_room: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_planned: Int32s = np.zeros(num_slots, dtype=np.int32)
 
     @property
@@ -64,7 +66,7 @@ class RequestStates:
         self.tokens.replace(slot, request.token_ids)
         self.blocks.replace(slot, request.block_ids[0])
         self.num_computed[slot] = request.num_computed_tokens
-        self.num_drafts[slot] = 0
+        self.num_drafts[slot] = self.num_room[slot] = 0
         self.num_planned[slot] = request.num_computed_tokens
         return slot
 
@@ -114,6 +116,7 @@ class RequestStates:
         added = np.zeros(new - old, np.int32)
         self.num_computed = np.concatenate([self.num_computed, added])
         self.num_drafts = np.concatenate([self.num_drafts, added])
+        self.num_room = np.concatenate([self.num_room, added])
         self.num_planned = np.concatenate([self.num_planned, added])
         for slot in range(old, new):
             heapq.heappush(self._free_slots, slot)

@@ -63,5 +63,6 @@ def update_states(
         ),
     )
     states.advance(slots, num_scheduled - num_drafts)
+    states.num_room[slots] = num_planned - (num_scheduled - num_drafts)
     states.num_planned[slots] = num_claimed + num_planned
     return rows

@@ -36,7 +36,7 @@ class StepLimits:
 class _Rows:
     """Per row int64 [R]: tokens known, computed before the step, drafts, blocks, tokens to compute.
 
-    A row that is fed counts as if every draft of its source were accepted, as its plan does.
+    A row that is fed counts as if every draft of its source were right, as its plan does.
     """
 
     handles: list[int]
@@ -248,7 +248,7 @@ def _gather_rows(output: SchedulerOutput, states: RequestStates, limits: StepLim
     is_fed = cached.token_source_steps > 0
     added_tokens = cached.new_token_ids.lengths
     added_blocks = cached.new_block_ids[0].lengths
-    planned = states.num_planned[slots].astype(np.int64)
+    planned = states.num_computed[slots].astype(np.int64) + states.num_room[slots]
     computed = states.num_computed[slots] + states.num_accepted(slots, added_tokens)
     num_scheduled = output.num_scheduled_tokens.astype(np.int64)
     num_fed = np.minimum(num_scheduled[len(new) :] - 1, limits.most_drafts)

@@ -36,6 +36,7 @@ class Settings:
     config: ScheduleConfig
     num_blocks: int
     has_prefix_cache: bool = True
+    most_drafts: int = 0
 
 
 PROMPT_STEM = tuple(range(4, 16))
@@ -76,6 +77,7 @@ run_settings = st.builds(
     ),
     num_blocks=st.integers(6, 16),
     has_prefix_cache=st.booleans(),
+    most_drafts=st.sampled_from([0, 0, 1, 3, 5]),
 )
 
 
@@ -91,6 +93,7 @@ class Run:
             eos_token_ids=EOS,
             vocab_size=VOCAB_SIZE,
             has_prefix_cache=sizes.has_prefix_cache,
+            most_drafts=sizes.most_drafts,
         )
         self._requests = requests
         self.accepted: dict[int, Arrival] = {}
@@ -172,6 +175,20 @@ def test_every_run_ends_with_the_scripted_tokens_and_all_blocks(
     assert len(replica.finished_handles) == len(set(replica.finished_handles))
     assert replica.num_preempted_handles == scheduler.counters.num_preemptions
     assert not scheduler.has_undelivered_finishes
+
+
+def test_random_runs_do_accept_and_reject():
+    """With drafts as the scripted model makes them some are right and some are wrong."""
+    requests = [
+        Arrival(turn=0, prompt=(i,) * 6, max_tokens=20, ignore_eos=True, abort_after=None)
+        for i in range(4)
+    ]
+    config = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=16)
+    run = Run(Settings(num_stages=2, config=config, num_blocks=60, most_drafts=3), requests)
+    run.play([1])
+    counters = run.replica.scheduler.counters
+    assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
+    assert sum(counters.num_accepted_by_position) == counters.num_accepted_tokens
 
 
 def test_random_runs_do_preempt():

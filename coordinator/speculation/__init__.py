@@ -1,0 +1,1 @@
+"""How many draft tokens sequences may have."""
