@@ -11,6 +11,7 @@ from torch import Tensor
 
 from common.step import Int32s, Int64s, Ragged
 from worker_service.batch.input_batch import InputBatch
+from worker_service.drafting.drafter_memory import DrafterMemory
 
 # S rows that sampled, E tokens they emitted in all, T tokens of the step, D model size
 
@@ -33,7 +34,16 @@ class SampledRows:
 
 
 class Drafter(Protocol):
-    """What proposes drafts. Slots are those of the request states it was made with."""
+    """What proposes drafts. Slots are those of the request states it was made with.
+
+    memory: what it holds beside the target.
+    """
+
+    memory: DrafterMemory
+
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """Allocate keys and values of its own for the target's blocks; return the bytes."""
+        ...
 
     def begin(self, slot: int, *, num_computed: int) -> None:
         """Let a slot start anew with another request, of which so many tokens are computed."""
@@ -54,6 +64,12 @@ class Drafter(Protocol):
 
 class NoDrafter:
     """Proposes nothing."""
+
+    memory = DrafterMemory()
+
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """Do nothing: there are no keys and values."""
+        return 0
 
     def begin(self, slot: int, *, num_computed: int) -> None:
         """Do nothing: nothing is kept of a slot."""

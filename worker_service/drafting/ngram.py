@@ -12,6 +12,7 @@ from common.step import Int32s, Ragged
 from worker_service.batch.input_batch import InputBatch
 from worker_service.batch.request_states import RequestStates
 from worker_service.drafting.drafter import SampledRows
+from worker_service.drafting.drafter_memory import DrafterMemory
 
 MOST_TOKENS_SEARCHED = 8192
 """The search goes so far back, which bounds what it costs."""
@@ -20,12 +21,18 @@ MOST_TOKENS_SEARCHED = 8192
 class NgramDrafter:
     """Looks the last prompt_lookup_max tokens up in the tokens before them, then ever fewer."""
 
+    memory = DrafterMemory()
+
     def __init__(
         self, states: RequestStates, *, prompt_lookup_min: int, prompt_lookup_max: int
     ) -> None:
         self._states = states
         self._shortest = prompt_lookup_min
         self._longest = prompt_lookup_max
+
+    def initialize_kv_cache(self, num_blocks: int) -> int:
+        """Do nothing: there are no keys and values."""
+        return 0
 
     def begin(self, slot: int, *, num_computed: int) -> None:
         """Do nothing: all that counts is in the token store."""

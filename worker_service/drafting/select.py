@@ -3,16 +3,23 @@
 from collections.abc import Callable
 
 from common.errors import InvalidRequest
-from common.speculation import NGRAM, NO_SPECULATION, SpeculationConfig
+from common.speculation import DRAFT_MODEL, NGRAM, NO_SPECULATION, SpeculationConfig
 from worker_service.batch.request_states import RequestStates
 from worker_service.drafting.drafter import Drafter, NoDrafter
 from worker_service.drafting.ngram import NgramDrafter
 
 
-def select_drafter(config: SpeculationConfig, *, states: RequestStates, is_last: bool) -> Drafter:
+def select_drafter(
+    config: SpeculationConfig,
+    *,
+    states: RequestStates,
+    is_last: bool,
+    load_draft_model: Callable[[], Drafter],
+) -> Drafter:
     """The drafter of the configuration on the last stage, none on those before it.
 
-    Raises InvalidRequest for a method this worker does not have.
+    load_draft_model reads the small model, where that is the method. Raises InvalidRequest for a
+    method this worker does not have.
     """
     if not is_last or config.speculative_method == NO_SPECULATION:
         return NoDrafter()
@@ -22,6 +29,7 @@ def select_drafter(config: SpeculationConfig, *, states: RequestStates, is_last:
             prompt_lookup_min=config.prompt_lookup_min,
             prompt_lookup_max=config.prompt_lookup_max,
         ),
+        DRAFT_MODEL: load_draft_model,
     }
     if config.speculative_method not in drafters:
         raise InvalidRequest(

@@ -4,6 +4,7 @@ All calls happen on one thread. Each stage of a step is in a file of its own; th
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,12 +24,14 @@ from worker_service.batch.request_states import RequestStates
 from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.batch.shapes import choose_shape
 from worker_service.batch.synthetic import StepSizes, ZeroInputs, largest_step, warm_up_steps
+from worker_service.drafting.drafter import Drafter, NoDrafter
 from worker_service.drafting.select import select_drafter
 from worker_service.runner.attention_metadata import build_attention_metadata
 from worker_service.runner.collector import collect, empty_output, sampled_tokens
 from worker_service.runner.digests import Digests, digest_state
 from worker_service.runner.execute_state import ExecuteModelState, keep_rows
 from worker_service.runner.forward import forward
+from worker_service.runner.load_draft import load_draft_model
 from worker_service.runner.load_stage import LoadedStage, load_stage
 from worker_service.runner.memory import kv_cache_bytes
 from worker_service.runner.memory_meter import memory_meter
@@ -70,11 +73,7 @@ class ModelRunner:
         self._sampling = SamplingStates(num_slots=request.max_num_seqs)
         most_drafts = request.speculation.most_drafts
         self._feedback = TokenFeedback(self._states, most_drafts=most_drafts)
-        self._drafter = select_drafter(
-            request.speculation,
-            states=self._states,
-            is_last=request.rank.stage == request.layout.num_stages - 1,
-        )
+        self._drafter: Drafter = NoDrafter()
         self._loaded: LoadedStage | None = None
         self._kv_cache: KVCache | None = None
         self._num_blocks = 0
@@ -83,7 +82,7 @@ class ModelRunner:
         """What the last sample phase drew."""
 
     def load_model(self) -> LoadReport:
-        """Read this stage's parameters."""
+        """Read this stage's parameters, and those of what proposes drafts there."""
         started = self._clock.monotonic()
         self._loaded = load_stage(self._folder, self._request, device=self._device)
         self._backend = select_backend(
@@ -93,8 +92,9 @@ class ModelRunner:
             head_size=self._loaded.spec.head_size,
         )
         loaded = self._loaded.loaded
+        self._drafter = self._select_drafter()
         return LoadReport(
-            parameter_bytes=loaded.parameter_bytes,
+            parameter_bytes=loaded.parameter_bytes + self._drafter.memory.parameter_bytes,
             bytes_read=loaded.bytes_read,
             tensors_read=loaded.tensors_read,
             weights_digest=loaded.weights_digest,
@@ -111,20 +111,23 @@ class ModelRunner:
             activation_bytes = meter.peak_bytes
         seconds = self._clock.monotonic() - started
         self._kv_cache, self._num_blocks = None, 0
+        memory = self._drafter.memory
         return MemoryReport(
             kv_cache_bytes=kv_cache_bytes(
                 budget,
                 device_bytes=self._device_bytes(),
-                parameter_bytes=self._stage.loaded.parameter_bytes,
+                parameter_bytes=self._stage.loaded.parameter_bytes + memory.parameter_bytes,
                 activation_bytes=activation_bytes,
-            ),
+            )
+            - memory.spare_bytes,
             activation_bytes=activation_bytes,
             profile_seconds=seconds,
         )
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """What the KV cache of this stage is made of."""
-        return self._stage.kv_cache_spec
+        """What the KV cache of this stage is made of; drafts have the block table of the first group."""
+        spec = self._stage.kv_cache_spec
+        return replace(spec, groups=(*spec.groups, *self._drafter.memory.kv_cache_groups))
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
         """Allocate num_blocks blocks, the null block 0 included, and return their bytes."""
@@ -135,7 +138,7 @@ class ModelRunner:
             dtype=self._stage.dtype,
         )
         self._num_blocks = num_blocks
-        return self._kv_cache.num_bytes
+        return self._kv_cache.num_bytes + self._drafter.initialize_kv_cache(num_blocks)
 
     def warm_up(self) -> float:
         """Run representative steps and return the seconds they took."""
@@ -226,6 +229,21 @@ class ModelRunner:
         self._feedback.put(step_id.step, self.last_sampled)
         digests = self.digests(wanted=state.want_state_digest)
         return collect(state, emitted, drafts, digests=digests)
+
+    def _select_drafter(self) -> Drafter:
+        request = self._request
+        return select_drafter(
+            request.speculation,
+            states=self._states,
+            is_last=self._stage.model.stage.is_last,
+            load_draft_model=lambda: load_draft_model(
+                request,
+                vocab_size=self._stage.spec.vocab_size,
+                states=self._states,
+                sampling=self._sampling,
+                device=self._device,
+            ),
+        )
 
     def _attend(self, batch: InputBatch) -> Attend:
         metadata = build_attention_metadata(batch, block_size=self._request.block_size)
