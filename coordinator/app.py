@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from common.clock import Clock, SystemClock
@@ -26,6 +26,7 @@ from coordinator.executors.launch import worker_fleet
 from coordinator.executors.placement import split_layers
 from coordinator.executors.topology import WorkerTopology
 from coordinator.shutdown import ShutdownRequest
+from coordinator.text.same_vocabulary import check_same_vocabulary
 from coordinator.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class Coordinator:
         self._model_name = self._config.model.served_model_name or folder.name
         # Before processes are started for stages that would stay empty.
         split_layers(folder.num_layers, self._config.cluster.num_stages)
+        self._config = await asyncio.to_thread(_with_draft_folder, self._config, folder)
         self._replica = Replica(
             self._config,
             folder,
@@ -201,6 +203,21 @@ class Coordinator:
         await self._replica.drain(self._config.serve.drain_timeout)
         # Its last steps must have been let go of before the workers are.
         await asyncio.wait({self._replica_task})
+
+
+def _with_draft_folder(config: CoordinatorConfig, model: ModelFolder) -> CoordinatorConfig:
+    """The configuration with the draft model's folder in place of its name, after it was checked.
+
+    Remote workers find it on their own machines, under the name the user gave.
+    """
+    name = config.speculation.draft_model
+    if name is None:
+        return config
+    draft = read_model_folder(resolve_model(name, cache=cache_folder()))
+    check_same_vocabulary(model, draft)
+    if config.cluster.executor_kind == "remote":
+        return config
+    return replace(config, speculation=replace(config.speculation, draft_model=str(draft.path)))
 
 
 def _find_model(config: CoordinatorConfig) -> ModelFolder:

@@ -21,6 +21,7 @@ from common.config_loader import cache_folder
 from common.errors import Fenced
 from common.logs import bind_log_context, get_logger
 from common.model_folder import resolve_model
+from common.speculation import SpeculationConfig
 from common.step import ExecuteResult, ModelRunnerOutput, StepId
 from common.tracing import NoTracer, Tracer
 from common.worker_api import (
@@ -165,9 +166,10 @@ class DeviceSession:
         with self._control(Call.LOAD_MODEL, authority), self._compiling():
             bind_log_context(rank=str(request.rank))
             folder = resolve_model(self._config.model or request.model, cache=cache_folder())
+            found = replace(request, speculation=_with_draft_folder(request.speculation))
             self._drop_model()
             runner = self._make_runner(
-                device=self._device.torch_device, folder=folder, request=request
+                device=self._device.torch_device, folder=folder, request=found
             )
             report = runner.load_model()
             self._num_loads += 1
@@ -334,3 +336,11 @@ class DeviceSession:
     def _loaded(self) -> _LoadedModel:
         assert self._model is not None, "the lifecycle allows this only after LoadModel"
         return self._model
+
+
+def _with_draft_folder(speculation: SpeculationConfig) -> SpeculationConfig:
+    """The folder of the draft model, if there is one, in place of its name."""
+    if speculation.draft_model is None:
+        return speculation
+    folder = resolve_model(speculation.draft_model, cache=cache_folder())
+    return replace(speculation, draft_model=str(folder))
