@@ -23,12 +23,20 @@ _WARM_UP_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """The limits of a step: tokens, rows, tokens of a sequence, token slots of a block."""
+    """The limits of a step: tokens, rows, tokens of a sequence, token slots of a block, drafts of a row."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
     block_size: int
+    most_drafts: int = 0
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts of a row behind a prompt of one token, as far as the other limits allow."""
+        return max(
+            0, min(self.most_drafts, self.max_num_batched_tokens - 1, self.max_model_len - 2)
+        )
 
 
 class ZeroInputs:
@@ -50,7 +58,10 @@ class ZeroInputs:
 
 
 def largest_step(sizes: StepSizes) -> Iterator[SchedulerOutput]:
-    """As many tokens as a step may have over as many rows, all of which sample."""
+    """As many tokens as a step may have over as many rows, all of which sample.
+
+    Where rows may have drafts, then as many as a step may have, since each of them is sampled.
+    """
     lengths = _row_lengths(
         num_tokens=sizes.max_num_batched_tokens,
         num_rows=sizes.max_num_seqs,
@@ -58,17 +69,24 @@ def largest_step(sizes: StepSizes) -> Iterator[SchedulerOutput]:
     )
     yield _prefill(lengths, sizes=sizes)
     yield _finish(lengths, step=2)
+    if sizes.num_drafts:
+        num_rows = min(sizes.max_num_seqs, sizes.max_num_batched_tokens // (1 + sizes.num_drafts))
+        lengths = [1] * num_rows
+        yield _prefill(lengths, sizes=sizes, step=3)
+        yield _decode(lengths, sizes=sizes, step=4)
+        yield _finish(lengths, step=5)
 
 
 def warm_up_steps(sizes: StepSizes) -> Iterator[SchedulerOutput]:
-    """A prefill of a few rows, then a decode of the same rows."""
+    """A prefill of a few rows, then a decode of the same rows, with drafts where they may have some."""
+    num_each = 1 + sizes.num_drafts
     lengths = _row_lengths(
         num_tokens=min(_WARM_UP_TOKENS, sizes.max_num_batched_tokens),
-        num_rows=min(_WARM_UP_ROWS, sizes.max_num_seqs),
-        longest=sizes.max_model_len - 1,
+        num_rows=min(_WARM_UP_ROWS, sizes.max_num_seqs, sizes.max_num_batched_tokens // num_each),
+        longest=sizes.max_model_len - num_each,
     )
     yield _prefill(lengths, sizes=sizes)
-    yield _decode(lengths)
+    yield _decode(lengths, sizes=sizes, step=2)
     yield _finish(lengths, step=3)
 
 
@@ -88,24 +106,25 @@ def _handles(lengths: list[int]) -> Uint64s:
     return np.arange(1, len(lengths) + 1, dtype=np.uint64)
 
 
-def _prefill(lengths: list[int], *, sizes: StepSizes) -> SchedulerOutput:
-    """New requests whose whole prompt is computed; their tables have room for one more token."""
+def _prefill(lengths: list[int], *, sizes: StepSizes, step: int = 1) -> SchedulerOutput:
+    """New requests whose whole prompt is computed; their tables have room for one more token and drafts."""
     new_requests = tuple(
         NewRequest(
             handle=handle,
             token_ids=np.zeros(length, dtype=np.int32),
             num_prompt_tokens=length,
             sampling=_SAMPLING,
-            block_ids=(_null_blocks(length + 1, sizes=sizes),),
+            block_ids=(_null_blocks(length + 1 + sizes.num_drafts, sizes=sizes),),
             num_computed_tokens=0,
         )
         for handle, length in enumerate(lengths, start=1)
     )
     return SchedulerOutput(
-        step_id=_step_id(1),
-        base_step=0,
+        step_id=_step_id(step),
+        base_step=step - 1,
         new_requests=new_requests,
         num_scheduled_tokens=np.array(lengths, dtype=np.int32),
+        num_drafts_wanted=_num_drafts_wanted(lengths, sizes=sizes),
     )
 
 
@@ -114,20 +133,27 @@ def _null_blocks(num_tokens: int, *, sizes: StepSizes) -> Int32s:
     return np.zeros(num_blocks, dtype=np.int32)
 
 
-def _decode(lengths: list[int]) -> SchedulerOutput:
-    """One more token for each of the prefilled requests."""
-    num_rows = len(lengths)
+def _num_drafts_wanted(lengths: list[int], *, sizes: StepSizes) -> Int32s:
+    """As many for each row as it may have; no column where it may have none."""
+    return np.full(len(lengths) if sizes.num_drafts else 0, sizes.num_drafts, dtype=np.int32)
+
+
+def _decode(lengths: list[int], *, sizes: StepSizes, step: int) -> SchedulerOutput:
+    """One more token for each of the prefilled requests, and its drafts."""
+    num_rows, num_drafts = len(lengths), sizes.num_drafts
     return SchedulerOutput(
-        step_id=_step_id(2),
-        base_step=1,
+        step_id=_step_id(step),
+        base_step=step - 1,
         cached_requests=CachedRequests(
             handles=_handles(lengths),
             num_computed_tokens=np.array(lengths, dtype=np.int32),
             new_block_ids=(Ragged.from_rows([[]] * num_rows),),
             new_token_ids=Ragged.from_rows([[0]] * num_rows),
             token_source_steps=np.zeros(num_rows, dtype=np.uint64),
+            draft_token_ids=Ragged.from_rows([[0] * num_drafts] * num_rows) if num_drafts else None,
         ),
-        num_scheduled_tokens=np.ones(num_rows, dtype=np.int32),
+        num_scheduled_tokens=np.full(num_rows, 1 + num_drafts, dtype=np.int32),
+        num_drafts_wanted=_num_drafts_wanted(lengths, sizes=sizes),
     )
 
 

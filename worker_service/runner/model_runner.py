@@ -273,6 +273,7 @@ class ModelRunner:
             max_num_seqs=request.max_num_seqs,
             max_model_len=request.max_model_len,
             block_size=request.block_size,
+            most_drafts=request.speculation.most_drafts,
         )
 
     @property

@@ -5,10 +5,14 @@ import pytest
 from worker_service.batch.synthetic import StepSizes, largest_step, warm_up_steps
 
 
-def sizes(*, tokens: int, seqs: int, length: int = 100) -> StepSizes:
+def sizes(*, tokens: int, seqs: int, length: int = 100, drafts: int = 0) -> StepSizes:
     """Step limits with blocks of 4."""
     return StepSizes(
-        max_num_batched_tokens=tokens, max_num_seqs=seqs, max_model_len=length, block_size=4
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        max_model_len=length,
+        block_size=4,
+        most_drafts=drafts,
     )
 
 
@@ -46,3 +50,39 @@ def test_the_warm_up_prefills_and_decodes():
     assert cached.handles.tolist() == [request.handle for request in prefill.new_requests]
     assert cached.num_computed_tokens.tolist() == prefill.num_scheduled_tokens.tolist()
     assert decode.num_scheduled_tokens.tolist() == [1, 1, 1]
+
+
+def test_the_largest_steps_with_drafts_sample_all_of_them():
+    """After the most tokens come the most rows with all drafts, which needs the most logits."""
+    steps = list(largest_step(sizes(tokens=50, seqs=9, drafts=5)))
+    assert steps[0].total_num_scheduled_tokens == 50
+    assert steps[0].num_drafts_wanted.tolist() == [5] * 9
+    verify = steps[3]
+    assert verify.num_scheduled_tokens.tolist() == [6] * 8
+    assert verify.cached_requests.draft_token_ids is not None
+    assert verify.cached_requests.draft_token_ids.lengths.tolist() == [5] * 8
+    assert verify.num_drafts_wanted.tolist() == [5] * 8
+    assert steps[-1].finished_handles.tolist() == verify.handles
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_drafts"),
+    [
+        (sizes(tokens=50, seqs=3, drafts=5), 5),
+        (sizes(tokens=4, seqs=3, drafts=5), 3),
+        (sizes(tokens=50, seqs=3, length=4, drafts=5), 2),
+        (sizes(tokens=50, seqs=3, length=2, drafts=5), 0),
+    ],
+    ids=["all", "few tokens a step", "short sequences", "no room"],
+)
+def test_the_warm_up_decodes_with_as_many_drafts_as_fit(limits, num_drafts):
+    """Within the tokens of a step and of a sequence, whatever was asked for."""
+    for steps in (list(warm_up_steps(limits)), list(largest_step(limits))):
+        for step in steps:
+            assert step.total_num_scheduled_tokens <= limits.max_num_batched_tokens
+    prefill, decode, _ = warm_up_steps(limits)
+    assert set(decode.num_scheduled_tokens.tolist()) == {1 + num_drafts}
+    longest = prefill.num_scheduled_tokens + decode.num_scheduled_tokens
+    assert longest.max() <= limits.max_model_len
+    room = [4 * len(request.block_ids[0]) for request in prefill.new_requests]
+    assert all(count <= blocks for count, blocks in zip(longest.tolist(), room, strict=True))
