@@ -26,7 +26,9 @@ class ClusterStatus:
     workers refused as invalid; num_state_checks and num_state_drifts: comparisons of the
     scheduler's books with the workers', and how many found a difference. num_prompt_tokens: of the
     requests admitted so far; num_cached_tokens: those of them found in the prefix cache.
-    num_preemptions: how often a request lost its blocks to another one. block_size: token slots of a
+    num_preemptions: how often a request lost its blocks to another one. num_drafts: rows that checked
+    draft tokens, num_draft_tokens of them, of which num_accepted_tokens were right; by_position: how many
+    of these stood first, second and so on. block_size: token slots of a
     block. max_num_seqs: most requests that run at once. num_waiting_tokens: known tokens of the
     requests that wait.
     """
@@ -52,6 +54,10 @@ class ClusterStatus:
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
     block_size: int = 0
     max_num_seqs: int = 0
     num_waiting_tokens: int = 0
