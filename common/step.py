@@ -203,11 +203,21 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptLogprobs:
+    """Log-probabilities of some of a prompt's tokens: those at first_position (at least 1) and after."""
+
+    handle: int
+    first_position: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelRunnerOutput:
     """What a step produced on a last-stage rank, or the empty answer of a step without tokens.
 
     handles uint64 [S] in row order, only requests that sampled; sampled_token_ids: Ragged of S rows;
     logprobs: one position per sampled token in that order, when any request asked for them;
+    prompt_logprobs: of requests that asked for them and had prompt tokens in the step;
     request_errors: (handle, message) of requests that failed alone. state_digest covers handles,
     block tables and computed counts, kv_digest the keys and values of all computed tokens; both
     when the step asked for them.
@@ -217,6 +227,7 @@ class ModelRunnerOutput:
     handles: Uint64s = field(default_factory=_no_handles)
     sampled_token_ids: Ragged = field(default_factory=lambda: Ragged.from_rows([]))
     logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     request_errors: tuple[tuple[int, str], ...] = ()
     timings: StepTimings = StepTimings()
     state_digest: bytes | None = None

@@ -25,35 +25,41 @@ _sym_db = _symbol_database.Default()
 from stepwire.v1 import tensor_pb2 as stepwire_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16stepwire/v1/step.proto\x12\x0bstepwire.v1\x1a\x18stepwire/v1/tensor.proto\"/\n\x0cRaggedColumn\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\"]\n\x07StepKey\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12!\n\x05phase\x18\x04 \x01(\x0e\x32\x12.stepwire.v1.Phase\"\x8c\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x19\n\x0cnum_logprobs\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_num_logprobs\"\x96\x02\n\nNewRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.stepwire.v1.SamplingParams\x12,\n\tblock_ids\x18\x05 \x01(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x18\n\x0btraceparent\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntracestate\x18\x08 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_traceparentB\r\n\x0b_tracestate\"\xbe\x01\n\x0e\x43\x61\x63hedRequests\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\x0c\x12\x30\n\rnew_block_ids\x18\x03 \x03(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12\x30\n\rnew_token_ids\x18\x04 \x01(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12\x1a\n\x12token_source_steps\x18\x05 \x01(\x0c\"\xc6\x02\n\x0fSchedulerOutput\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tbase_step\x18\x04 \x01(\x04\x12-\n\x0cnew_requests\x18\x05 \x03(\x0b\x32\x17.stepwire.v1.NewRequest\x12\x34\n\x0f\x63\x61\x63hed_requests\x18\x06 \x01(\x0b\x32\x1b.stepwire.v1.CachedRequests\x12\x1c\n\x14num_scheduled_tokens\x18\x07 \x01(\x0c\x12\x18\n\x10\x66inished_handles\x18\x08 \x01(\x0c\x12\x19\n\x11preempted_handles\x18\t \x01(\x0c\x12\x1c\n\x14grammar_mask_follows\x18\n \x01(\x08\x12\x19\n\x11want_state_digest\x18\x0b \x01(\x08\"X\n\x08Logprobs\x12\x18\n\x10num_alternatives\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\r\n\x05ranks\x18\x04 \x01(\x0c\"/\n\x0cRequestError\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\t\"V\n\x0bStepTimings\x12\x18\n\x10\x63ompute_start_ns\x18\x01 \x01(\x04\x12\x16\n\x0e\x63ompute_end_ns\x18\x02 \x01(\x04\x12\x15\n\rwait_input_ns\x18\x03 \x01(\x04\"\xe8\x02\n\x11ModelRunnerOutput\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.stepwire.v1.StepKey\x12\x0f\n\x07handles\x18\x02 \x01(\x0c\x12\x34\n\x11sampled_token_ids\x18\x03 \x01(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.stepwire.v1.LogprobsH\x00\x88\x01\x01\x12\x31\n\x0erequest_errors\x18\x05 \x03(\x0b\x32\x19.stepwire.v1.RequestError\x12)\n\x07timings\x18\x06 \x01(\x0b\x32\x18.stepwire.v1.StepTimings\x12\x19\n\x0cstate_digest\x18\x07 \x01(\x0cH\x01\x88\x01\x01\x12\x16\n\tkv_digest\x18\x08 \x01(\x0cH\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x0f\n\r_state_digestB\x0c\n\n_kv_digest\"\xd2\x02\n\x13IntermediateTensors\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.stepwire.v1.StepKey\x12\x32\n\x0b\x64\x65scriptors\x18\x02 \x03(\x0b\x32\x1d.stepwire.v1.TensorDescriptor\x12.\n\x07\x63hannel\x18\x03 \x01(\x0b\x32\x1b.stepwire.v1.ChannelPayloadH\x00\x12,\n\x06inline\x18\x04 \x01(\x0b\x32\x1a.stepwire.v1.InlinePayloadH\x00\x12)\n\x07timings\x18\x05 \x01(\x0b\x32\x18.stepwire.v1.StepTimings\x12\x19\n\x0cstate_digest\x18\x06 \x01(\x0cH\x01\x88\x01\x01\x12\x16\n\tkv_digest\x18\x07 \x01(\x0cH\x02\x88\x01\x01\x42\t\n\x07payloadB\x0f\n\r_state_digestB\x0c\n\n_kv_digest*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_EXECUTE\x10\x01\x12\x10\n\x0cPHASE_SAMPLE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16stepwire/v1/step.proto\x12\x0bstepwire.v1\x1a\x18stepwire/v1/tensor.proto\"/\n\x0cRaggedColumn\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\"]\n\x07StepKey\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12!\n\x05phase\x18\x04 \x01(\x0e\x32\x12.stepwire.v1.Phase\"\xc9\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x19\n\x0cnum_logprobs\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x01\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x12\x18\n\x10\x62iased_token_ids\x18\x0c \x01(\x0c\x12\x14\n\x0clogit_biases\x18\r \x01(\x0c\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x01(\x0c\x12,\n\tbad_words\x18\x0f \x01(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12 \n\x13num_prompt_logprobs\x18\x10 \x01(\rH\x02\x88\x01\x01\x12>\n\nextra_args\x18\x11 \x03(\x0b\x32*.stepwire.v1.SamplingParams.ExtraArgsEntry\x1a\x30\n\x0e\x45xtraArgsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x15\n\x13_repetition_penaltyB\x16\n\x14_num_prompt_logprobs\"\x96\x02\n\nNewRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.stepwire.v1.SamplingParams\x12,\n\tblock_ids\x18\x05 \x01(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x18\n\x0btraceparent\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntracestate\x18\x08 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_traceparentB\r\n\x0b_tracestate\"\xbe\x01\n\x0e\x43\x61\x63hedRequests\x12\x0f\n\x07handles\x18\x01 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\x0c\x12\x30\n\rnew_block_ids\x18\x03 \x03(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12\x30\n\rnew_token_ids\x18\x04 \x01(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12\x1a\n\x12token_source_steps\x18\x05 \x01(\x0c\"\xc6\x02\n\x0fSchedulerOutput\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tbase_step\x18\x04 \x01(\x04\x12-\n\x0cnew_requests\x18\x05 \x03(\x0b\x32\x17.stepwire.v1.NewRequest\x12\x34\n\x0f\x63\x61\x63hed_requests\x18\x06 \x01(\x0b\x32\x1b.stepwire.v1.CachedRequests\x12\x1c\n\x14num_scheduled_tokens\x18\x07 \x01(\x0c\x12\x18\n\x10\x66inished_handles\x18\x08 \x01(\x0c\x12\x19\n\x11preempted_handles\x18\t \x01(\x0c\x12\x1c\n\x14grammar_mask_follows\x18\n \x01(\x08\x12\x19\n\x11want_state_digest\x18\x0b \x01(\x08\"X\n\x08Logprobs\x12\x18\n\x10num_alternatives\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\r\n\x05ranks\x18\x04 \x01(\x0c\"a\n\x0ePromptLogprobs\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\'\n\x08logprobs\x18\x03 \x01(\x0b\x32\x15.stepwire.v1.Logprobs\"/\n\x0cRequestError\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\t\"V\n\x0bStepTimings\x12\x18\n\x10\x63ompute_start_ns\x18\x01 \x01(\x04\x12\x16\n\x0e\x63ompute_end_ns\x18\x02 \x01(\x04\x12\x15\n\rwait_input_ns\x18\x03 \x01(\x04\"\x9e\x03\n\x11ModelRunnerOutput\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.stepwire.v1.StepKey\x12\x0f\n\x07handles\x18\x02 \x01(\x0c\x12\x34\n\x11sampled_token_ids\x18\x03 \x01(\x0b\x32\x19.stepwire.v1.RaggedColumn\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.stepwire.v1.LogprobsH\x00\x88\x01\x01\x12\x31\n\x0erequest_errors\x18\x05 \x03(\x0b\x32\x19.stepwire.v1.RequestError\x12)\n\x07timings\x18\x06 \x01(\x0b\x32\x18.stepwire.v1.StepTimings\x12\x19\n\x0cstate_digest\x18\x07 \x01(\x0cH\x01\x88\x01\x01\x12\x16\n\tkv_digest\x18\x08 \x01(\x0cH\x02\x88\x01\x01\x12\x34\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1b.stepwire.v1.PromptLogprobsB\x0b\n\t_logprobsB\x0f\n\r_state_digestB\x0c\n\n_kv_digest\"\xd2\x02\n\x13IntermediateTensors\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.stepwire.v1.StepKey\x12\x32\n\x0b\x64\x65scriptors\x18\x02 \x03(\x0b\x32\x1d.stepwire.v1.TensorDescriptor\x12.\n\x07\x63hannel\x18\x03 \x01(\x0b\x32\x1b.stepwire.v1.ChannelPayloadH\x00\x12,\n\x06inline\x18\x04 \x01(\x0b\x32\x1a.stepwire.v1.InlinePayloadH\x00\x12)\n\x07timings\x18\x05 \x01(\x0b\x32\x18.stepwire.v1.StepTimings\x12\x19\n\x0cstate_digest\x18\x06 \x01(\x0cH\x01\x88\x01\x01\x12\x16\n\tkv_digest\x18\x07 \x01(\x0cH\x02\x88\x01\x01\x42\t\n\x07payloadB\x0f\n\r_state_digestB\x0c\n\n_kv_digest*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_EXECUTE\x10\x01\x12\x10\n\x0cPHASE_SAMPLE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stepwire.v1.step_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=2086
-  _globals['_PHASE']._serialized_end=2153
+  _globals['_SAMPLINGPARAMS_EXTRAARGSENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_EXTRAARGSENTRY']._serialized_options = b'8\001'
+  _globals['_PHASE']._serialized_start=2684
+  _globals['_PHASE']._serialized_end=2751
   _globals['_RAGGEDCOLUMN']._serialized_start=65
   _globals['_RAGGEDCOLUMN']._serialized_end=112
   _globals['_STEPKEY']._serialized_start=114
   _globals['_STEPKEY']._serialized_end=207
   _globals['_SAMPLINGPARAMS']._serialized_start=210
-  _globals['_SAMPLINGPARAMS']._serialized_end=350
-  _globals['_NEWREQUEST']._serialized_start=353
-  _globals['_NEWREQUEST']._serialized_end=631
-  _globals['_CACHEDREQUESTS']._serialized_start=634
-  _globals['_CACHEDREQUESTS']._serialized_end=824
-  _globals['_SCHEDULEROUTPUT']._serialized_start=827
-  _globals['_SCHEDULEROUTPUT']._serialized_end=1153
-  _globals['_LOGPROBS']._serialized_start=1155
-  _globals['_LOGPROBS']._serialized_end=1243
-  _globals['_REQUESTERROR']._serialized_start=1245
-  _globals['_REQUESTERROR']._serialized_end=1292
-  _globals['_STEPTIMINGS']._serialized_start=1294
-  _globals['_STEPTIMINGS']._serialized_end=1380
-  _globals['_MODELRUNNEROUTPUT']._serialized_start=1383
-  _globals['_MODELRUNNEROUTPUT']._serialized_end=1743
-  _globals['_INTERMEDIATETENSORS']._serialized_start=1746
-  _globals['_INTERMEDIATETENSORS']._serialized_end=2084
+  _globals['_SAMPLINGPARAMS']._serialized_end=795
+  _globals['_SAMPLINGPARAMS_EXTRAARGSENTRY']._serialized_start=683
+  _globals['_SAMPLINGPARAMS_EXTRAARGSENTRY']._serialized_end=731
+  _globals['_NEWREQUEST']._serialized_start=798
+  _globals['_NEWREQUEST']._serialized_end=1076
+  _globals['_CACHEDREQUESTS']._serialized_start=1079
+  _globals['_CACHEDREQUESTS']._serialized_end=1269
+  _globals['_SCHEDULEROUTPUT']._serialized_start=1272
+  _globals['_SCHEDULEROUTPUT']._serialized_end=1598
+  _globals['_LOGPROBS']._serialized_start=1600
+  _globals['_LOGPROBS']._serialized_end=1688
+  _globals['_PROMPTLOGPROBS']._serialized_start=1690
+  _globals['_PROMPTLOGPROBS']._serialized_end=1787
+  _globals['_REQUESTERROR']._serialized_start=1789
+  _globals['_REQUESTERROR']._serialized_end=1836
+  _globals['_STEPTIMINGS']._serialized_start=1838
+  _globals['_STEPTIMINGS']._serialized_end=1924
+  _globals['_MODELRUNNEROUTPUT']._serialized_start=1927
+  _globals['_MODELRUNNEROUTPUT']._serialized_end=2341
+  _globals['_INTERMEDIATETENSORS']._serialized_start=2344
+  _globals['_INTERMEDIATETENSORS']._serialized_end=2682
 # @@protoc_insertion_point(module_scope)
