@@ -102,7 +102,8 @@ class WorkerInfo:
     """What a worker process says of itself; memory in bytes, epoch and generation 0 when none yet.
 
     held_stage None: no model is loaded. num_loads: how often this process has read parameters.
-    quantizations: what LoadModel.quantization may be besides "none".
+    quantizations: what LoadModel.quantization may be besides "none". logits_processors: names of its
+    custom logits processors.
     """
 
     protocol_min: int
@@ -120,6 +121,7 @@ class WorkerInfo:
     held_stage: HeldStage | None = None
     num_loads: int = 0
     quantizations: tuple[str, ...] = ()
+    logits_processors: tuple[str, ...] = ()
 
 
 class DevicePhase(Enum):

@@ -50,6 +50,7 @@ from worker_service.kernels.packed_weight import quantizations
 from worker_service.lifecycle import Call, Lifecycle, State
 from worker_service.phase_board import PhaseBoard
 from worker_service.runner.model_runner import ModelRunner
+from worker_service.sampling.custom_processors import CustomProcessors
 
 logger = get_logger(__name__)
 
@@ -83,6 +84,7 @@ class DeviceSession:
         on_over: Callable[[str], None],
         make_runner: Callable[..., ModelRunner] = ModelRunner,
         tracer: Tracer | None = None,
+        custom_processors: CustomProcessors | None = None,
     ) -> None:
         self.incarnation = uuid4().hex
         self.board = PhaseBoard(clock)
@@ -93,6 +95,7 @@ class DeviceSession:
         self._tracer = tracer or NoTracer()
         self._on_state = on_state
         self._make_runner = make_runner
+        self._custom_processors = custom_processors or CustomProcessors({})
         self._lifecycle = Lifecycle()
         self._claim = Claim()
         self.gate = Gate(self._claim, self._lifecycle, on_over=on_over)
@@ -129,6 +132,7 @@ class DeviceSession:
             num_threads=self._config.threads or torch.get_num_threads(),
             held_stage=self._held,
             num_loads=self._num_loads,
+            logits_processors=self._custom_processors.names,
         )
 
     def activity(self) -> WorkerActivity:
@@ -167,7 +171,10 @@ class DeviceSession:
             folder = resolve_model(self._config.model or request.model, cache=cache_folder())
             self._drop_model()
             runner = self._make_runner(
-                device=self._device.torch_device, folder=folder, request=request
+                device=self._device.torch_device,
+                folder=folder,
+                request=request,
+                custom_processors=self._custom_processors,
             )
             report = runner.load_model()
             self._num_loads += 1

@@ -38,6 +38,7 @@ from worker_service.lifecycle import Call, State
 from worker_service.phase_board import PhaseBoard
 from worker_service.reply_cache import ReplyCache
 from worker_service.runner.model_runner import ModelRunner
+from worker_service.sampling.custom_processors import CustomProcessors
 
 Answer = TypeVar("Answer")
 
@@ -62,6 +63,7 @@ class Worker:
         on_state: Callable[[State], None] = _ignore_state,
         make_runner: Callable[..., ModelRunner] = ModelRunner,
         tracer: Tracer | None = None,
+        custom_processors: CustomProcessors | None = None,
     ) -> None:
         self.address = ""
         self._loop = get_running_loop()
@@ -80,6 +82,7 @@ class Worker:
             on_over=self._report_over,
             make_runner=make_runner,
             tracer=tracer,
+            custom_processors=custom_processors,
         )
         self._gate = self._session.gate
         self._thread = DeviceThread(

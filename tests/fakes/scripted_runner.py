@@ -23,6 +23,7 @@ from common.worker_api import (
     MemoryReport,
 )
 from worker_service.batch.sampled_tokens import SampledTokens
+from worker_service.sampling.custom_processors import CustomProcessors
 from worker_service.runner.digests import Digests
 from worker_service.runner.preprocess import StageInputs
 
@@ -36,8 +37,15 @@ class ScriptedRunner:
     step runs, and may raise.
     """
 
-    def __init__(self, *, device: torch.device, folder: Path, request: LoadModel) -> None:
-        del device, folder
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        folder: Path,
+        request: LoadModel,
+        custom_processors: CustomProcessors | None = None,
+    ) -> None:
+        del device, folder, custom_processors
         self.request = request
         self.applied: list[tuple[int, str]] = []
         self.invalid_steps: set[int] = set()

@@ -16,7 +16,7 @@ from worker_service.batch.slot_lists import SlotLists
 class RequestStates:
     """Tokens, block table and computed count of each live request.
 
-    num_computed int32 [slots]: tokens whose keys and values stand in the cache, or will once the
+    num_prompt int32 [slots]: how many of the tokens are the prompt. num_computed int32 [slots]: tokens whose keys and values stand in the cache, or will once the
     step being executed has run.
     """
 
@@ -26,6 +26,7 @@ class RequestStates:
         self.block_size = block_size
         self.tokens = SlotLists(num_slots=num_slots, width=max_model_len)
         self.blocks = SlotLists(num_slots=num_slots, width=-(-max_model_len // block_size))
+        self.num_prompt: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_computed: Int32s = np.zeros(num_slots, dtype=np.int32)
 
     @property
@@ -59,6 +60,7 @@ class RequestStates:
         self._slot_by_handle[request.handle] = slot
         self.tokens.replace(slot, request.token_ids)
         self.blocks.replace(slot, request.block_ids[0])
+        self.num_prompt[slot] = request.num_prompt_tokens
         self.num_computed[slot] = request.num_computed_tokens
         return slot
 
@@ -84,6 +86,7 @@ class RequestStates:
         old, new = self.num_slots, 2 * self.num_slots
         self.tokens.grow(new)
         self.blocks.grow(new)
+        self.num_prompt = np.concatenate([self.num_prompt, np.zeros(new - old, np.int32)])
         self.num_computed = np.concatenate([self.num_computed, np.zeros(new - old, np.int32)])
         for slot in range(old, new):
             heapq.heappush(self._free_slots, slot)

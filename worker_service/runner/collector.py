@@ -2,36 +2,40 @@
 
 import numpy as np
 
-from common.step import ModelRunnerOutput, Phase, Ragged, StepId, StepKey
+from common.step import ModelRunnerOutput, Phase, PromptLogprobs, Ragged, StepId, StepKey
 from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.runner.digests import Digests
 from worker_service.runner.execute_state import ExecuteModelState
 from worker_service.sampling.sampler import SamplerOutput
 
-NOT_FINITE = "the model's logits are not finite numbers"
-
 
 def collect(
-    state: ExecuteModelState, sampled: SamplerOutput, *, digests: Digests
+    state: ExecuteModelState,
+    sampled: SamplerOutput,
+    *,
+    prompt_logprobs: tuple[PromptLogprobs, ...],
+    digests: Digests,
 ) -> ModelRunnerOutput:
-    """One token for each row with finite logits, an error for each of the others, in row order."""
-    num_tokens, is_finite = len(sampled.token_ids), sampled.is_finite
-    failed = state.handles[~is_finite].tolist()
+    """One token for each row that has one, an error for each of the others, in row order."""
+    num_tokens = len(sampled.token_ids)
     return ModelRunnerOutput(
         key=StepKey(step_id=state.step_id, phase=Phase.SAMPLE),
-        handles=state.handles[is_finite],
+        handles=state.handles[sampled.is_sampled],
         sampled_token_ids=Ragged(sampled.token_ids, np.arange(num_tokens + 1, dtype=np.uint32)),
         logprobs=sampled.logprobs,
-        request_errors=tuple((handle, NOT_FINITE) for handle in failed),
+        prompt_logprobs=prompt_logprobs,
+        request_errors=tuple(
+            (int(state.handles[row]), reason) for row, reason in sorted(sampled.errors.items())
+        ),
         state_digest=digests.state,
         kv_digest=digests.kv,
     )
 
 
 def sampled_tokens(state: ExecuteModelState, sampled: SamplerOutput) -> SampledTokens:
-    """One token for each row, 0 for those without finite logits."""
+    """One token for each row, 0 for those without one."""
     token_ids = np.zeros(len(state.handles), dtype=np.int32)
-    token_ids[sampled.is_finite] = sampled.token_ids
+    token_ids[sampled.is_sampled] = sampled.token_ids
     return SampledTokens(
         handles=state.handles, positions=state.sampling.positions, token_ids=token_ids
     )

@@ -36,6 +36,9 @@ from worker_service.runner.preprocess import HIDDEN_STATES, StageInputs, preproc
 from worker_service.runner.token_feedback import TokenFeedback
 from worker_service.runner.update_states import update_states
 from worker_service.runner.validation import StepLimits, validate_step
+from worker_service.sampling.custom_processors import CustomProcessors
+from worker_service.sampling.logit_editor import LogitEditor
+from worker_service.sampling.prompt_logprobs import compute_prompt_logprobs, prompt_pieces
 from worker_service.sampling.sampler import sample
 from worker_service.sampling.sampling_states import SamplingStates
 
@@ -54,6 +57,7 @@ class ModelRunner:
         folder: Path,
         request: LoadModel,
         clock: Clock | None = None,
+        custom_processors: CustomProcessors | None = None,
     ) -> None:
         self._device = device
         self._folder = folder
@@ -66,6 +70,7 @@ class ModelRunner:
             block_size=request.block_size,
         )
         self._sampling = SamplingStates(num_slots=request.max_num_seqs)
+        self._editor = LogitEditor(self._states, custom_processors)
         self._feedback = TokenFeedback(self._states)
         self._loaded: LoadedStage | None = None
         self._kv_cache: KVCache | None = None
@@ -206,11 +211,15 @@ class ModelRunner:
             raise WrongOrder(f"the sample phase of step {step_id.step} is not due")
         self._due = None
         logits_SV = self._stage.model.compute_logits(state.hidden_SD)
-        sampled = sample(logits_SV, state.sampling)
+        sampled = sample(logits_SV, state.sampling, self._editor)
+        prompts = tuple(
+            compute_prompt_logprobs(piece, self._stage.model.compute_logits)
+            for piece in state.prompts
+        )
         self.last_sampled = sampled_tokens(state, sampled)
         self._feedback.put(step_id.step, self.last_sampled)
         digests = self.digests(wanted=state.want_state_digest)
-        return collect(state, sampled, digests=digests)
+        return collect(state, sampled, prompt_logprobs=prompts, digests=digests)
 
     def _attend(self, batch: InputBatch) -> Attend:
         metadata = build_attention_metadata(batch, block_size=self._request.block_size)
@@ -221,6 +230,7 @@ class ModelRunner:
         self, output: SchedulerOutput, batch: InputBatch, hidden_TD: Tensor
     ) -> ExecuteModelState:
         """What the sample phase needs, of the rows that sample."""
+        prompts = prompt_pieces(batch, hidden_TD, states=self._states, sampling=self._sampling)
         chosen = batch.sampling_rows
         handles, slots, seq_lens = batch.rows.handles, batch.rows.slots, batch.seq_lens_np
         if len(chosen) < batch.num_rows:
@@ -234,6 +244,7 @@ class ModelRunner:
             handles=handles,
             hidden_SD=hidden_TD,
             sampling=self._sampling.rows(slots, positions=positions),
+            prompts=prompts,
             want_state_digest=output.want_state_digest,
         )
 
