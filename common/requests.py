@@ -75,7 +75,8 @@ class Request:
     """One accepted request: at least one prompt token, and room for one more in the model's length.
 
     priority counts where the scheduler has priorities: the smaller, the sooner. trace: the span it
-    belongs to, if any.
+    belongs to, if any. leader_id: a request with the same prompt, accepted before, that computes it
+    for this one as well.
     """
 
     request_id: str
@@ -84,6 +85,7 @@ class Request:
     stopping: StopParams
     priority: int = 0
     trace: TraceContext | None = None
+    leader_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

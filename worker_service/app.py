@@ -32,7 +32,6 @@ from worker_service.lifecycle import State
 from worker_service.metrics import WORKER_METRICS, read_worker_state
 from worker_service.readiness import Readiness
 from worker_service.runner.model_runner import ModelRunner
-from worker_service.sampling.custom_processors import load_custom_processors
 from worker_service.servicer import WorkerServicer
 from worker_service.watchdog import Watchdog
 from worker_service.worker import Worker
@@ -91,7 +90,6 @@ async def run_worker(
             channels,
             make_runner=make_runner,
             tracer=tracer,
-            custom_processors=load_custom_processors(),
         )
         worker = _make_worker(make_worker, readiness, ending)
         _add_services(server, worker, health)

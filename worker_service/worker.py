@@ -38,7 +38,7 @@ from worker_service.lifecycle import Call, State
 from worker_service.phase_board import PhaseBoard
 from worker_service.reply_cache import ReplyCache
 from worker_service.runner.model_runner import ModelRunner
-from worker_service.sampling.custom_processors import CustomProcessors
+from worker_service.sampling.custom_processors import CustomProcessors, load_custom_processors
 
 Answer = TypeVar("Answer")
 
@@ -82,7 +82,7 @@ class Worker:
             on_over=self._report_over,
             make_runner=make_runner,
             tracer=tracer,
-            custom_processors=custom_processors,
+            custom_processors=custom_processors or load_custom_processors(),
         )
         self._gate = self._session.gate
         self._thread = DeviceThread(

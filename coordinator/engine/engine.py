@@ -19,6 +19,7 @@ from common.tracing import NoTracer, Tracer
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, ServedModel
 from coordinator.engine.measures import Measures
 from coordinator.engine.output_group import OutputGroup, Outputs
+from coordinator.engine.prompt_echo import PromptEcho
 from coordinator.engine.request_building import build_requests, sequence_ids
 from coordinator.engine.request_checks import check_input, check_text_length
 from coordinator.engine.request_measures import ERROR
@@ -144,9 +145,16 @@ class Engine:
 
     async def _submit(self, asked: GenerationInput, claim: "_Claim", *, arrived: float) -> Outputs:
         token_ids = [await self._encode(prompt) for prompt in asked.prompts]
+        bad_words = await self._tokenizer.encode_words(asked.bad_words) if asked.bad_words else ()
         if self._claims.get(asked.request_id) is not claim:
             raise Cancelled(f"request {asked.request_id!r} was aborted before it ran")
-        requests = build_requests(asked, token_ids, model=self._model, draw_seed=self._draw_seed)
+        requests = build_requests(
+            asked,
+            token_ids,
+            model=self._model,
+            draw_seed=self._draw_seed,
+            bad_words=bad_words,
+        )
         times = [RequestTimes(arrived=arrived) for _ in requests]
         sources = await self._submit_all(requests, times)
         # Nobody but the caller ends what runs from here on, so it must get its outputs.
@@ -191,6 +199,18 @@ class Engine:
             on_close=lambda stream: self._end(claim, stream, request=request, times=times),
             on_tokens=self._measures.note_generated,
             index=index,
+            prompt=self._prompt_echo(asked, request),
+            delivers_tokens=asked.max_tokens != 0,
+        )
+
+    def _prompt_echo(self, asked: GenerationInput, request: Request) -> PromptEcho | None:
+        if not asked.echo and request.sampling.num_prompt_logprobs is None:
+            return None
+        return PromptEcho(
+            request.prompt_token_ids,
+            detokenizer=self._tokenizer.detokenizer(),
+            token_bytes=self._tokenizer.token_bytes,
+            has_text=asked.echo,
         )
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:

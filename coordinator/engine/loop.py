@@ -146,7 +146,8 @@ class EngineLoop:
             raise _copy(self._refusal)
         if request.request_id in self._handle_by_request:
             raise AlreadyExists(f"request {request.request_id!r} is running")
-        handle = self._scheduler.add(request)
+        leader = self._handle_by_request.get(request.leader_id or "")
+        handle = self._scheduler.add(request, leader=leader)
         stream = TokenStream(on_leave=lambda: self._drop(handle))
         now = self._clock.monotonic()
         times = times or RequestTimes(arrived=now)

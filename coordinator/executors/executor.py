@@ -283,6 +283,11 @@ class Executor:
         else:
             self._lost_callbacks.append(callback)
 
+    @property
+    def logits_processors(self) -> frozenset[str]:
+        """Names of the custom logits processors of the rank that samples."""
+        return frozenset(self._ranks[-1].info.logits_processors)
+
     def topology(self) -> tuple[WorkerTopology, ...]:
         """Every rank in stage order, lost ones with their cause."""
         return tuple(

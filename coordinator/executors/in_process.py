@@ -8,13 +8,8 @@ from common.worker_api import WorkerApi
 def in_process_worker(config: ClusterConfig) -> WorkerApi:
     """Make the one worker of executor `uniproc`; it computes on a thread of its own."""
     # The import stands here so that every other executor leaves the coordinator free of torch.
-    from worker_service.sampling.custom_processors import load_custom_processors
     from worker_service.worker import Worker
 
     device = config.devices[0] if config.devices else config.device
     channels = InMemoryHub().channels("uniproc")
-    return Worker(
-        WorkerConfig(device=device, threads=config.threads),
-        channels,
-        custom_processors=load_custom_processors(),
-    )
+    return Worker(WorkerConfig(device=device, threads=config.threads), channels)

@@ -12,6 +12,7 @@ def token_delta(
     row: int,
     num_logprobs: int | None,
     num_cached_tokens: int,
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
 ) -> TokenDelta:
     """The delta of one sampled token; num_logprobs is what its request asked for.
 
@@ -19,16 +20,17 @@ def token_delta(
     """
     positions = None
     if num_logprobs is not None and logprobs is not None:
-        positions = (_token_logprobs(logprobs, row, num_logprobs),)
+        positions = (token_logprobs(logprobs, row, num_logprobs),)
     return TokenDelta(
         token_ids=(token_id,),
         logprobs=positions,
+        prompt_logprobs=prompt_logprobs,
         finish_reason=finish_reason,
         num_cached_tokens=num_cached_tokens,
     )
 
 
-def _token_logprobs(logprobs: Logprobs, row: int, num_logprobs: int) -> TokenLogprobs:
+def token_logprobs(logprobs: Logprobs, row: int, num_logprobs: int) -> TokenLogprobs:
     """Entry 0 of a row is the chosen token; a step holds as many best ones as its greediest row."""
     token_ids = logprobs.token_ids[row, : num_logprobs + 1].tolist()
     values = logprobs.logprobs[row, : num_logprobs + 1].tolist()

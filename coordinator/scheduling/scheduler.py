@@ -31,8 +31,8 @@ from coordinator.kv.block_pool import BlockPool
 from coordinator.kv.prefix_cache import NoPrefixCache, PrefixCache
 from coordinator.scheduling.budget import StepBudget
 from coordinator.scheduling.cohorts import Cohorts, fair_tokens, insert_by_rank
+from coordinator.scheduling.committing import commit_prompt_logprobs, commit_tokens
 from coordinator.scheduling.counters import ScheduleCounters
-from coordinator.scheduling.deltas import token_delta
 from coordinator.scheduling.planned_step import PlannedStep
 from coordinator.scheduling.planner import ScheduledRows, StepPlanner
 from coordinator.scheduling.preemption import last_in_rank
@@ -129,10 +129,10 @@ class Scheduler:
         """What workers must answer once they have run every step planned so far and no other."""
         return self._planner.state_digest(self._running.values())
 
-    def add(self, request: Request) -> int:
+    def add(self, request: Request, *, leader: int | None = None) -> int:
         """Queue a request and return its handle.
 
-        Raises InvalidRequest when it can never run, Overloaded when the queue is full.
+        leader: a sequence with the same prompt, whose blocks this one shares. Raises InvalidRequest when it can never run, Overloaded when the queue is full.
         """
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_sequence_len:
@@ -147,6 +147,7 @@ class Scheduler:
             max_sequence_len=self.max_sequence_len,
             eos_token_ids=self._eos_token_ids,
             has_priorities=self.config.has_priorities,
+            leader=None if leader is None else self._sequences.get(leader),
         )
         self._waiting.append(sequence)
         self._last_handle = sequence.handle
@@ -196,7 +197,14 @@ class Scheduler:
             return []
         sampling = step.sampled(result)
         step.publish_prefixes(self._allocator)
-        return self._commit_tokens(sampling, result)
+        commit_prompt_logprobs(self._sequences, result)
+        deltas: list[tuple[int, TokenDelta]] = []
+        for sequence, delta in commit_tokens(sampling, result):
+            deltas.append((sequence.handle, delta))
+            if delta.finish_reason is not None:
+                self._finish(sequence)
+        self.counters.num_generated_tokens += len(deltas)
+        return deltas
 
     def _choose_rows(self, cohort: int) -> tuple[ScheduledRows, ScheduledRows]:
         """Rows the workers do not hold yet, and rows they hold."""
@@ -259,6 +267,8 @@ class Scheduler:
             # A preempted sequence waits for its tokens in flight, and all behind it wait.
             if sequence is None or sequence.last_step > self._last_committed:
                 break
+            if sequence.waits_for_leader:
+                break
             # What would lie beyond this cohort's share for the most part is left to another one.
             is_for_others = bool(rows) and sequence.num_tokens > 2 * num_tokens_left
             if is_for_others or not self._admit(sequence, cohort):
@@ -283,11 +293,16 @@ class Scheduler:
         """Let a waiting sequence run; False when the blocks do not suffice."""
         try:
             num_computed = self._allocator.reserve(
-                sequence.blocks, sequence.token_ids, num_spare=self._num_spare_blocks
+                sequence.blocks,
+                sequence.token_ids,
+                num_spare=self._num_spare_blocks,
+                reads_prefixes=sequence.reads_prefixes,
+                beside=self._leaders_blocks(sequence),
             )
         except CacheFull:
             return False
         sequence.num_computed_tokens = num_computed
+        sequence.leader = None
         if not sequence.was_admitted:
             sequence.was_admitted = True
             sequence.num_cached_tokens = num_computed
@@ -297,6 +312,13 @@ class Scheduler:
         insert_by_rank(self._running, sequence)
         self._cohorts.join(sequence, cohort)
         return True
+
+    def _leaders_blocks(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the sequence's prompt, full ones: ranks run the steps that fill them first."""
+        leader = sequence.leader
+        if leader is None or leader.state is not SequenceState.RUNNING:
+            return []
+        return self._allocator.full_blocks(leader.blocks, sequence.num_prompt_tokens)
 
     @property
     def _num_spare_blocks(self) -> int:
@@ -360,34 +382,3 @@ class Scheduler:
         self._last_committed = step.output.step_id.step
         if step.cohort is not None:
             self._cohorts.end_step(step.cohort)
-
-    def _commit_tokens(
-        self, sampling: list[Sequence], result: ModelRunnerOutput
-    ) -> list[tuple[int, TokenDelta]]:
-        deltas: list[tuple[int, TokenDelta]] = []
-        logprobs = result.logprobs
-        token_ids = result.sampled_token_ids.values.tolist()
-        for row, (sequence, token_id) in enumerate(zip(sampling, token_ids, strict=True)):
-            if sequence.state is SequenceState.FINISHED:
-                continue  # ended while in flight
-            finish_reason = sequence.append(token_id)
-            if logprobs is None:
-                delta = TokenDelta(
-                    token_ids=(token_id,),
-                    finish_reason=finish_reason,
-                    num_cached_tokens=sequence.num_cached_tokens,
-                )
-            else:
-                delta = token_delta(
-                    token_id,
-                    finish_reason=finish_reason,
-                    logprobs=logprobs,
-                    row=row,
-                    num_logprobs=sequence.request.sampling.num_logprobs,
-                    num_cached_tokens=sequence.num_cached_tokens,
-                )
-            deltas.append((sequence.handle, delta))
-            if finish_reason is not None:
-                self._finish(sequence)
-        self.counters.num_generated_tokens += len(deltas)
-        return deltas

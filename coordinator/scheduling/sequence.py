@@ -3,9 +3,11 @@
 from array import array
 from enum import Enum, auto
 
-from common.requests import FinishReason, Request
+from common.requests import FinishReason, Request, TokenLogprobs
+from common.step import PromptLogprobs
 from common.transitions import Transitions
 from coordinator.kv.allocator import SequenceBlocks
+from coordinator.scheduling.deltas import token_logprobs
 
 TOKEN_TYPECODE = "i"
 
@@ -47,6 +49,7 @@ class Sequence:
     rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: number
     of the step that computed it last. num_sent_tokens, num_sent_blocks: how much of it the workers
     were told or sampled themselves, kept by the planner. end_token_ids: tokens that end the output.
+    leader: a sequence with the same prompt, whose blocks of it this one takes over; None: it has none.
     """
 
     __slots__ = (
@@ -55,6 +58,7 @@ class Sequence:
         "end_token_ids",
         "handle",
         "last_step",
+        "leader",
         "max_len",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -62,6 +66,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_sent_blocks",
         "num_sent_tokens",
+        "prompt_logprobs",
         "rank",
         "request",
         "state",
@@ -77,8 +82,10 @@ class Sequence:
         max_sequence_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         has_priorities: bool = False,
+        leader: "Sequence | None" = None,
     ) -> None:
         self.handle = handle
+        self.leader = leader
         self.request = request
         self.rank = (request.priority if has_priorities else 0, handle)
         self.token_ids = array(TOKEN_TYPECODE, request.prompt_token_ids)
@@ -97,11 +104,45 @@ class Sequence:
         self.cohort = 0
         self.last_step = 0
         self.state = SequenceState.WAITING
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        if request.sampling.num_prompt_logprobs is not None:
+            self.prompt_logprobs = []
 
     @property
     def num_tokens(self) -> int:
         """Known tokens."""
         return len(self.token_ids)
+
+    @property
+    def waits_for_leader(self) -> bool:
+        """Whether the leader's prompt is still to be computed, in a step before this one's first."""
+        leader = self.leader
+        return (
+            leader is not None
+            and leader.state is not SequenceState.FINISHED
+            and leader.num_computed_tokens < self.num_prompt_tokens
+        )
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether blocks that others have filled may be taken over: not while each state is needed."""
+        known = self.prompt_logprobs
+        return known is None or len(known) >= self.num_prompt_tokens - 1
+
+    def add_prompt_logprobs(self, part: PromptLogprobs) -> None:
+        """Take a chunk's; what is known from before a preemption is computed again and left out."""
+        known, count = self.prompt_logprobs, self.request.sampling.num_prompt_logprobs
+        if known is None or count is None:
+            return
+        first_row = len(known) + 1 - part.first_position
+        for row in range(first_row, len(part.logprobs.ranks)):
+            known.append(token_logprobs(part.logprobs, row, count))
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """All of them, for the delta of the first output token; None with every later one."""
+        if self.prompt_logprobs is None or self.num_tokens != self.num_prompt_tokens + 1:
+            return None
+        return tuple(self.prompt_logprobs)
 
     def move(self, event: SequenceEvent) -> None:
         """Change state; raises WrongState when the event cannot happen in this one."""

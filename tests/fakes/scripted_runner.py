@@ -23,9 +23,9 @@ from common.worker_api import (
     MemoryReport,
 )
 from worker_service.batch.sampled_tokens import SampledTokens
-from worker_service.sampling.custom_processors import CustomProcessors
 from worker_service.runner.digests import Digests
 from worker_service.runner.preprocess import StageInputs
+from worker_service.sampling.custom_processors import CustomProcessors
 
 BLOCK_BYTES = 1024
 
