@@ -191,6 +191,19 @@ class StepTimings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GrammarMask:
+    """Which tokens the grammars of G requests of a step allow, for each position that is sampled.
+
+    handles uint64 [G], in row order; num_positions int32 [G], at least 1 each; bits int32 [sum of
+    them, ceil(vocabulary / 32)]: bit i of word i // 32 is set where token i is allowed.
+    """
+
+    handles: Uint64s
+    num_positions: Int32s
+    bits: Int32s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Logprobs:
     """Log-probabilities of P sampled positions with K alternatives, the chosen token in column 0.
 

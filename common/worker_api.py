@@ -15,6 +15,7 @@ from common.config import NO_QUANTIZATION
 from common.errors import ServiceError
 from common.step import (
     ExecuteResult,
+    GrammarMask,
     IntermediateTensors,
     ModelRunnerOutput,
     SchedulerOutput,
@@ -299,8 +300,13 @@ class WorkerApi(Protocol):
         """Run the execute phase, the plain form."""
         ...
 
-    async def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
-        """Run the sample phase, the plain form; last stage only."""
+    async def sample_tokens(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> ModelRunnerOutput:
+        """Run the sample phase, the plain form; last stage only.
+
+        mask: given exactly when the step said that one follows.
+        """
         ...
 
     def submit_step(
@@ -313,6 +319,10 @@ class WorkerApi(Protocol):
         seconds of COMPUTE after which the worker counts as hung. A step submitted again, also while
         the first one runs, is answered by the same result.
         """
+        ...
+
+    def submit_sample(self, step_id: StepId, mask: GrammarMask) -> "Future[ModelRunnerOutput]":
+        """Queue the sample phase of a step that was submitted without it, as `submit_step` does."""
         ...
 
     def watch_status(self, *, interval: float) -> AsyncIterator[WorkerActivity]:

@@ -21,7 +21,7 @@ from common.config_loader import cache_folder
 from common.errors import Fenced
 from common.logs import bind_log_context, get_logger
 from common.model_folder import resolve_model
-from common.step import ExecuteResult, ModelRunnerOutput, StepId
+from common.step import ExecuteResult, GrammarMask, ModelRunnerOutput, StepId
 from common.tracing import NoTracer, Tracer
 from common.worker_api import (
     PROTOCOL_VERSION,
@@ -256,10 +256,10 @@ class DeviceSession:
         self._lifecycle.check(Call.EXECUTE_MODEL)
         return self._joined.execute_and_sample(request)
 
-    def sample(self, step_id: StepId) -> ModelRunnerOutput:
+    def sample(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Run the sample phase of a step."""
         self._lifecycle.check(Call.SAMPLE_TOKENS)
-        return self._joined.sample(step_id)
+        return self._joined.sample(step_id, mask)
 
     def shut_down(self) -> None:
         """Let go of the model, the device memory and the channels; every later call is refused."""

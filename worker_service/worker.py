@@ -13,7 +13,7 @@ from common.channels.channel import TensorChannels
 from common.clock import Clock, SystemClock
 from common.config import WorkerConfig
 from common.errors import ServiceError, WorkerLost
-from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
+from common.step import ExecuteResult, GrammarMask, ModelRunnerOutput, SchedulerOutput, StepId
 from common.tracing import Tracer
 from common.worker_api import (
     Authority,
@@ -193,9 +193,11 @@ class Worker:
         """Run the execute phase, the plain form."""
         return await self.submit_execute(request, sample=False)
 
-    async def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    async def sample_tokens(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> ModelRunnerOutput:
         """Run the sample phase, the plain form; last stage only."""
-        return await self.submit_sample(step_id)
+        return await self.submit_sample(step_id, mask)
 
     def submit_step(
         self, output: SchedulerOutput, *, sample: bool, deadline: float | None = None
@@ -219,9 +221,11 @@ class Worker:
             return self._replies.answer_both(step_id, run)
         return self._replies.answer_execute(step_id, run)
 
-    def submit_sample(self, step_id: StepId) -> "Future[ModelRunnerOutput]":
+    def submit_sample(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> "Future[ModelRunnerOutput]":
         """Queue the sample phase of a step that was executed without it; as `submit_execute`."""
-        work = partial(self._session.sample, step_id)
+        work = partial(self._session.sample, step_id, mask)
         return self._replies.answer_sample(
             step_id, lambda: self._queue(step_id, Call.SAMPLE_TOKENS, work)
         )

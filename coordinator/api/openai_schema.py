@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import InvalidRequest
+from coordinator.api.constraint_fields import GUIDED_FIELDS, constraint_of
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt
 from coordinator.engine.limits import MAX_LOGIT_BIAS, check_count, check_range
 
@@ -51,6 +52,12 @@ class GenerationBody(_Part):
     bad_words: _List[str] | None = None
     prompt_logprobs: int | None = None
     vllm_xargs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -95,6 +102,11 @@ class GenerationBody(_Part):
             ),
             "bad_words": tuple(self.bad_words or ()),
             "prompt_logprobs": self.prompt_logprobs,
+            "constraint": constraint_of(
+                response_format=self.response_format,
+                structured_outputs=self.structured_outputs,
+                guided={field: getattr(self, field) for field in GUIDED_FIELDS},
+            ),
             "extra_args": tuple(
                 (name, json.dumps(value)) for name, value in (self.vllm_xargs or {}).items()
             ),

@@ -30,7 +30,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tool_call_id": NOTHING,
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": NOTHING,
     "prediction": NOTHING,

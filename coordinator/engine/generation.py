@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.requests import FinishReason
 from common.trace_context import TraceContext
+from coordinator.structured.constraint import Constraint
 
 MAX_SEQUENCES = 1024
 """Most sequences of one request, whatever the queue holds."""
@@ -47,7 +48,7 @@ class GenerationInput:
     the chosen token and of the k best, -1: of all; prompt_logprobs: the same of the prompt's tokens.
     echo: the prompt is part of the text; only then may max_tokens be 0. logit_bias: (token id,
     addend); bad_words: texts never to be written. extra_args: (name, JSON) for custom logits
-    processors. priority: the smaller, the sooner, where the scheduler has priorities. trace: the
+    processors. constraint: what the output must look like. priority: the smaller, the sooner, where the scheduler has priorities. trace: the
     client's span, if it told one.
     """
 
@@ -75,6 +76,7 @@ class GenerationInput:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     extra_args: tuple[tuple[str, str], ...] = ()
+    constraint: Constraint | None = None
     priority: int | None = None
     trace: TraceContext | None = None
 

@@ -16,14 +16,23 @@ def commit_prompt_logprobs(sequences: dict[int, Sequence], result: ModelRunnerOu
             sequence.add_prompt_logprobs(part)
 
 
-def commit_tokens(sampling: list[Sequence], result: ModelRunnerOutput) -> list[Committed]:
-    """Append a token to each sequence that sampled and has not ended; what their requests get."""
+def commit_tokens(
+    sampling: list[Sequence], result: ModelRunnerOutput
+) -> tuple[list[Committed], list[tuple[Sequence, str]]]:
+    """Append a token to each sequence that sampled and has not ended; what their requests get.
+
+    Second, sequences whose token cannot be theirs, with the reason: a bug of ours.
+    """
     committed: list[Committed] = []
+    failed: list[tuple[Sequence, str]] = []
     token_ids = result.sampled_token_ids.values.tolist()
     logprobs = result.logprobs
     for row, (sequence, token_id) in enumerate(zip(sampling, token_ids, strict=True)):
         if sequence.state is SequenceState.FINISHED:
             continue  # ended while in flight
+        if sequence.matcher is not None and not sequence.matcher.advance(token_id):
+            failed.append((sequence, f"token {token_id} is not one its grammar allows"))
+            continue
         finish_reason = sequence.append(token_id)
         params = sequence.request.sampling
         if params.num_logprobs is None and params.num_prompt_logprobs is None:
@@ -39,7 +48,7 @@ def commit_tokens(sampling: list[Sequence], result: ModelRunnerOutput) -> list[C
                 prompt_logprobs=sequence.take_prompt_logprobs(),
             )
         committed.append((sequence, delta))
-    return committed
+    return committed, failed
 
 
 def _plain_delta(

@@ -33,6 +33,16 @@ class ScheduledRows:
         """How many there are."""
         return len(self.sequences)
 
+    @property
+    def has_constrained(self) -> bool:
+        """Whether one samples whose output has a grammar; counts are read as before the step."""
+        return any(
+            sequence.matcher is not None
+            and sequence.num_computed_tokens + num_tokens
+            == sequence.num_tokens + sequence.num_placeholders
+            for sequence, num_tokens in zip(self.sequences, self.num_tokens, strict=True)
+        )
+
     def append(self, sequence: Sequence, num_tokens: int) -> None:
         """Add one."""
         self.sequences.append(sequence)
@@ -78,7 +88,9 @@ class StepPlanner:
             self._held.remove(handle)
             self._preempted.append(handle)
 
-    def plan(self, *, new: ScheduledRows, cached: ScheduledRows) -> SchedulerOutput:
+    def plan(
+        self, *, new: ScheduledRows, cached: ScheduledRows, grammar_mask_follows: bool = False
+    ) -> SchedulerOutput:
         """Write a step with these rows, perhaps none, and every drop not yet delivered.
 
         new: those the workers do not hold. Computed counts are read as they are before the step.
@@ -87,6 +99,7 @@ class StepPlanner:
             new_requests=tuple(map(self._new_request, new.sequences)),
             cached_requests=self._cached_requests(cached.sequences),
             counts=new.num_tokens + cached.num_tokens,
+            grammar_mask_follows=grammar_mask_follows,
         )
 
     def plan_warm_up(self, handle: int) -> SchedulerOutput:
@@ -123,6 +136,7 @@ class StepPlanner:
         new_requests: tuple[NewRequest, ...],
         cached_requests: CachedRequests,
         counts: list[int],
+        grammar_mask_follows: bool = False,
     ) -> SchedulerOutput:
         base_step = self._last_step
         self._last_step += 1
@@ -134,6 +148,7 @@ class StepPlanner:
             num_scheduled_tokens=_column(array("i", counts), np.int32),
             finished_handles=np.array(self._finished, dtype=np.uint64),
             preempted_handles=np.array(self._preempted, dtype=np.uint64),
+            grammar_mask_follows=grammar_mask_follows,
             want_state_digest=self._is_state_check(self._last_step),
         )
         self._finished.clear()

@@ -25,7 +25,7 @@ from collections import deque
 from common.config import ScheduleConfig
 from common.errors import CacheFull, InvalidRequest
 from common.requests import Request, TokenDelta
-from common.step import ModelRunnerOutput, SchedulerOutput
+from common.step import GrammarMask, ModelRunnerOutput, SchedulerOutput
 from coordinator.kv.allocator import KVAllocator
 from coordinator.kv.block_pool import BlockPool
 from coordinator.kv.prefix_cache import NoPrefixCache, PrefixCache
@@ -33,10 +33,11 @@ from coordinator.scheduling.budget import StepBudget
 from coordinator.scheduling.cohorts import Cohorts, fair_tokens, insert_by_rank
 from coordinator.scheduling.committing import commit_prompt_logprobs, commit_tokens
 from coordinator.scheduling.counters import ScheduleCounters
+from coordinator.scheduling.grammar_masks import GrammarMasks
 from coordinator.scheduling.planned_step import PlannedStep
 from coordinator.scheduling.planner import ScheduledRows, StepPlanner
 from coordinator.scheduling.preemption import last_in_rank
-from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState
+from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState, TokenMatcher
 from coordinator.scheduling.waiting_queue import FirstComeQueue, PriorityQueue, WaitingQueue
 
 
@@ -75,6 +76,10 @@ class Scheduler:
         self._in_flight: deque[PlannedStep] = deque()
         self._last_committed = 0
         self._last_handle = 0
+        self._masks = GrammarMasks()
+        self._num_constrained = 0
+        self.failures: list[tuple[int, str]] = []
+        """Requests that ended by a fault of ours, with the reason; whoever tells them empties it."""
         self.counters = ScheduleCounters()
         self.max_sequence_len = min(max_model_len, self._allocator.capacity)
         """Most tokens of a sequence, prompt and output: the model's length or all the cache holds."""
@@ -117,6 +122,7 @@ class Scheduler:
             self.abort(handle)
         while self._in_flight:
             self._end_step(self._in_flight.popleft())
+        self._masks.forget()
         # The next generation's workers may have other keys and values in their blocks, or none.
         self._allocator.forget_prefixes()
 
@@ -129,10 +135,17 @@ class Scheduler:
         """What workers must answer once they have run every step planned so far and no other."""
         return self._planner.state_digest(self._running.values())
 
-    def add(self, request: Request, *, leader: int | None = None) -> int:
+    def add(
+        self,
+        request: Request,
+        *,
+        leader: int | None = None,
+        matcher: TokenMatcher | None = None,
+    ) -> int:
         """Queue a request and return its handle.
 
-        leader: a sequence with the same prompt, whose blocks this one shares. Raises InvalidRequest when it can never run, Overloaded when the queue is full.
+        leader: a sequence with the same prompt, whose blocks this one shares. matcher: the grammar of
+        its output, of nobody else. Raises InvalidRequest when it can never run, Overloaded when the queue is full.
         """
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_sequence_len:
@@ -148,10 +161,12 @@ class Scheduler:
             eos_token_ids=self._eos_token_ids,
             has_priorities=self.config.has_priorities,
             leader=None if leader is None else self._sequences.get(leader),
+            matcher=matcher,
         )
         self._waiting.append(sequence)
         self._last_handle = sequence.handle
         self._sequences[sequence.handle] = sequence
+        self._num_constrained += matcher is not None
         return sequence.handle
 
     def abort(self, handle: int) -> None:
@@ -162,13 +177,17 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step; None when nothing can run before a step in flight is committed."""
-        if len(self._in_flight) >= self._max_steps_in_flight:
+        if len(self._in_flight) >= self._max_steps_in_flight or self._masks.is_one_due:
             return None
         for cohort in self._cohorts.ready_in_turn():
             new, cached = self._choose_rows(cohort)
             if new or cached:
                 return self._start_step(cohort, new=new, cached=cached)
         return None
+
+    def take_grammar_mask(self) -> tuple[SchedulerOutput, GrammarMask] | None:
+        """A planned step that waits for its grammar mask, and the mask, once that can be made."""
+        return self._masks.take()
 
     def plan_step_without_tokens(self) -> SchedulerOutput:
         """Plan a step that only tells the workers which requests are finished or preempted."""
@@ -199,10 +218,14 @@ class Scheduler:
         step.publish_prefixes(self._allocator)
         commit_prompt_logprobs(self._sequences, result)
         deltas: list[tuple[int, TokenDelta]] = []
-        for sequence, delta in commit_tokens(sampling, result):
+        committed, failed = commit_tokens(sampling, result)
+        for sequence, delta in committed:
             deltas.append((sequence.handle, delta))
             if delta.finish_reason is not None:
                 self._finish(sequence)
+        for sequence, reason in failed:
+            self._finish(sequence)
+            self.failures.append((sequence.handle, reason))
         self.counters.num_generated_tokens += len(deltas)
         return deltas
 
@@ -342,6 +365,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.move(SequenceEvent.FINISH)
         del self._sequences[sequence.handle]
+        self._num_constrained -= sequence.matcher is not None
         self._planner.drop_finished(sequence.handle)
 
     def _stop_running(self, sequence: Sequence) -> None:
@@ -352,7 +376,8 @@ class Scheduler:
     def _start_step(
         self, cohort: int, *, new: ScheduledRows, cached: ScheduledRows
     ) -> SchedulerOutput:
-        output = self._planner.plan(new=new, cached=cached)
+        has_mask = self._num_constrained > 0 and (new.has_constrained or cached.has_constrained)
+        output = self._planner.plan(new=new, cached=cached, grammar_mask_follows=has_mask)
         sampling: list[Sequence] = []
         filling: list[tuple[Sequence, int]] = []
         last_step = output.step_id.step
@@ -366,6 +391,8 @@ class Scheduler:
                     sampling.append(sequence)
                 if num_computed >= sequence.blocks.publish_at:
                     filling.append((sequence, num_computed))
+        if has_mask:
+            self._masks.expect(output, sampling)
         self._cohorts.start_step(cohort)
         self._in_flight.append(
             PlannedStep(

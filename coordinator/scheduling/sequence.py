@@ -1,15 +1,34 @@
 """One sequence: its tokens, blocks, counts and state. Knows nothing of steps or other sequences."""
 
 from array import array
+from collections.abc import Sequence as Sequence_
 from enum import Enum, auto
+from typing import Protocol
 
 from common.requests import FinishReason, Request, TokenLogprobs
-from common.step import PromptLogprobs
+from common.step import Int32s, PromptLogprobs
 from common.transitions import Transitions
 from coordinator.kv.allocator import SequenceBlocks
 from coordinator.scheduling.deltas import token_logprobs
 
 TOKEN_TYPECODE = "i"
+
+
+class TokenMatcher(Protocol):
+    """The grammar of one output."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing but an end may follow."""
+        ...
+
+    def advance(self, token_id: int) -> bool:
+        """Take the next token of the output; False when the grammar does not allow it."""
+        ...
+
+    def masks_along(self, drafts: "Sequence_[int]" = ()) -> Int32s:
+        """What may follow the output and each of its drafts that the grammar allows; int32 [1 + n, words]."""
+        ...
 
 
 class SequenceState(Enum):
@@ -49,6 +68,7 @@ class Sequence:
     rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: number
     of the step that computed it last. num_sent_tokens, num_sent_blocks: how much of it the workers
     were told or sampled themselves, kept by the planner. end_token_ids: tokens that end the output.
+    matcher: what its grammar allows next; None: anything.
     leader: a sequence with the same prompt, whose blocks of it this one takes over; None: it has none.
     """
 
@@ -59,6 +79,7 @@ class Sequence:
         "handle",
         "last_step",
         "leader",
+        "matcher",
         "max_len",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -83,8 +104,10 @@ class Sequence:
         eos_token_ids: frozenset[int] = frozenset(),
         has_priorities: bool = False,
         leader: "Sequence | None" = None,
+        matcher: TokenMatcher | None = None,
     ) -> None:
         self.handle = handle
+        self.matcher = matcher
         self.leader = leader
         self.request = request
         self.rank = (request.priority if has_priorities else 0, handle)
@@ -152,6 +175,6 @@ class Sequence:
         """Commit the oldest token in flight and say whether it ends the output: end token, then length."""
         self.num_placeholders -= 1
         self.token_ids.append(token_id)
-        if token_id in self.end_token_ids:
+        if token_id in self.end_token_ids or (self.matcher is not None and self.matcher.is_over):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None

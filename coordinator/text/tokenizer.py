@@ -36,6 +36,10 @@ class Tokenizer:
             raise ModelError(f"{path} cannot be read: {error}") from error
         return cls(file, template=_chat_template(folder))
 
+    def to_json(self) -> str:
+        """The file again, as `tokenizers` writes it."""
+        return self._file.to_str()
+
     @property
     def max_token_characters(self) -> int:
         """The most characters of a text that one token takes."""

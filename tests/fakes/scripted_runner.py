@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from common.errors import InvalidStep, WrongOrder
-from common.step import ModelRunnerOutput, Phase, Ragged, SchedulerOutput, StepId, StepKey
+from common.step import (
+    GrammarMask,
+    ModelRunnerOutput,
+    Phase,
+    Ragged,
+    SchedulerOutput,
+    StepId,
+    StepKey,
+)
 from common.worker_api import (
     KVCacheGroup,
     KVCacheSpec,
@@ -116,7 +124,10 @@ class ScriptedRunner:
         self._pending = (output, came_in + 1)
         return None
 
-    def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    def validate_mask(self, step_id: StepId, mask: GrammarMask | None) -> None:
+        """Take any."""
+
+    def sample_tokens(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Answer one token for every row: the value of the tensor."""
         if self._pending is None:
             raise WrongOrder("nothing was executed")

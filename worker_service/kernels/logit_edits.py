@@ -2,6 +2,7 @@
 
     keep_only:  logit[v] = -inf for every v that is not among the row's tokens
     forbid:     logit[v] = -inf
+    apply_mask: logit[v] = -inf where bit v of the row's mask is 0
     add:        logit[v] += bias
     penalize:   logit[v] = logit[v] / r if logit[v] > 0 else logit[v] * r, for v in prompt or output
                 logit[v] -= f * count(v in output) + p * [v in output]
@@ -15,7 +16,9 @@ Legend: S rows of logits, R rows named here, V vocabulary, N (row, token) pairs.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -47,6 +50,18 @@ def keep_only(logits_SV: Tensor, allowed: Tokens) -> None:
 def forbid(logits_SV: Tensor, forbidden: Tokens) -> None:
     """Forbid tokens."""
     logits_SV[forbidden.rows, forbidden.token_ids] = -math.inf
+
+
+def apply_mask(logits_SV: Tensor, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:
+    """Forbid what the masks of some rows leave out: int64 [R] and int32 [R, ceil(V / 32)] on the host."""
+    vocab_size, device = logits_SV.shape[1], logits_SV.device
+    bytes_RB = torch.from_numpy(np.array(bits).view(np.uint8)).to(device)
+    shifts_8 = torch.arange(8, dtype=torch.uint8, device=device)
+    is_out_RB8 = (bytes_RB[:, :, None] >> shifts_8) & 1 == 0
+    is_out_RV = is_out_RB8.flatten(1)[:, :vocab_size]
+    # Row by row where they lie: a gathered copy would have to be written back.
+    for index, row in enumerate(rows.tolist()):
+        logits_SV[row].masked_fill_(is_out_RV[index], -math.inf)
 
 
 def add(logits_SV: Tensor, biased: Tokens, bias_N: Tensor) -> None:

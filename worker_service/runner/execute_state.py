@@ -14,7 +14,7 @@ class ExecuteModelState:
     """A forward pass whose tokens are not drawn yet, for S rows that sample.
 
     handles uint64 [S]; hidden_SD: the last layer's output at each row's last token; how to draw.
-    prompts: of rows whose prompts' log-probabilities are wanted, sampling or not.
+    needs_mask: sampling waits for a grammar mask. prompts: of rows whose prompts' log-probabilities are wanted, sampling or not.
     """
 
     step_id: StepId
@@ -23,3 +23,4 @@ class ExecuteModelState:
     sampling: SamplingRows
     prompts: tuple[PromptPiece, ...]
     want_state_digest: bool
+    needs_mask: bool = False

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.clock import Clock, SystemClock
 from common.errors import WrongOrder
-from common.step import ModelRunnerOutput, SchedulerOutput, StepId
+from common.step import GrammarMask, ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import KVCacheSpec, LoadModel, LoadReport, MemoryBudget, MemoryReport
 from worker_service.attention.backend import Attend, AttentionBackend
 from worker_service.attention.kv_cache import KVCache
@@ -37,6 +37,7 @@ from worker_service.runner.token_feedback import TokenFeedback
 from worker_service.runner.update_states import update_states
 from worker_service.runner.validation import StepLimits, validate_step
 from worker_service.sampling.custom_processors import CustomProcessors
+from worker_service.sampling.grammar_mask import masked_rows, validate_mask
 from worker_service.sampling.logit_editor import LogitEditor
 from worker_service.sampling.prompt_logprobs import compute_prompt_logprobs, prompt_pieces
 from worker_service.sampling.sampler import sample
@@ -200,8 +201,19 @@ class ModelRunner:
         self._due = self._keep(output, batch, hidden_TD)
         return None
 
+    def validate_mask(self, step_id: StepId, mask: GrammarMask | None) -> None:
+        """Raise InvalidStep, changing nothing, unless the step's mask is there if it needs one, and fits."""
+        state = self._due
+        if state is not None and state.step_id == step_id:
+            validate_mask(
+                mask,
+                handles=state.handles,
+                needs_mask=state.needs_mask,
+                vocab_size=self._stage.spec.vocab_size,
+            )
+
     @torch.inference_mode()
-    def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    def sample_tokens(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Run the sample phase of the step executed last: logits, draw, output.
 
         Raises WrongOrder, changing nothing, when that step's sample phase is not due.
@@ -211,7 +223,9 @@ class ModelRunner:
             raise WrongOrder(f"the sample phase of step {step_id.step} is not due")
         self._due = None
         logits_SV = self._stage.model.compute_logits(state.hidden_SD)
-        sampled = sample(logits_SV, state.sampling, self._editor)
+        sampled = sample(
+            logits_SV, state.sampling, self._editor, masked_rows(mask, handles=state.handles)
+        )
         prompts = tuple(
             compute_prompt_logprobs(piece, self._stage.model.compute_logits)
             for piece in state.prompts
@@ -246,6 +260,7 @@ class ModelRunner:
             sampling=self._sampling.rows(slots, positions=positions),
             prompts=prompts,
             want_state_digest=output.want_state_digest,
+            needs_mask=output.grammar_mask_follows,
         )
 
     def _rehearse(self, outputs: Iterable[SchedulerOutput]) -> None:

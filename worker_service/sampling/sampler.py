@@ -1,10 +1,11 @@
 """The sampler: logits -> tokens, all rows of a batch in one vectorised path.
 
-Order: raw log-probabilities, edits of the logits, temperature, min_p, top_k, top_p, Gumbel draw.
+Order: grammar mask, raw log-probabilities, edits of the logits, temperature, min_p, top_k, top_p, Gumbel draw.
 Temperature 0 is greedy: such rows see neither filter nor noise. What a row draws depends on nothing but its own
 logits and parameters. Ties go to the lowest token id.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,9 +17,11 @@ from torch import Tensor
 from common.step import Float32s, Int32s, Int64s, Logprobs
 from worker_service.kernels.best_tokens import best_tokens
 from worker_service.kernels.draw import draw_tokens, scale
+from worker_service.kernels.logit_edits import apply_mask
 from worker_service.kernels.sampling_ops import apply_min_p, apply_top_k, apply_top_p
+from worker_service.sampling.grammar_mask import MaskedRows
 from worker_service.sampling.logit_check import finite_rows
-from worker_service.sampling.logit_editor import LogitEditor
+from worker_service.sampling.logit_editor import NOTHING_ALLOWED, LogitEditor
 from worker_service.sampling.logprobs import compute_logprobs
 from worker_service.sampling.sampling_states import NO_LOGPROBS, SamplingRows
 
@@ -44,17 +47,30 @@ class SamplerOutput:
 
 
 def sample(
-    logits_SV: Tensor, rows: SamplingRows, editor: LogitEditor | None = None
+    logits_SV: Tensor,
+    rows: SamplingRows,
+    editor: LogitEditor | None = None,
+    masked: MaskedRows | None = None,
 ) -> SamplerOutput:
-    """Draw one token per row from float32 logits [S, V], which an editor may write to."""
+    """Draw one token per row from float32 logits [S, V], which a mask and an editor may write to."""
     num_rows = len(logits_SV)
     best_S, is_all_finite = best_tokens(logits_SV)
     sampled, errors = np.arange(num_rows), dict[int, str]()
     if not is_all_finite:
         is_finite_S = finite_rows(logits_SV)
         errors = {row: NOT_FINITE for row in np.flatnonzero(~is_finite_S).tolist()}
-        sampled = np.flatnonzero(is_finite_S)
-        logits_SV, best_S, rows = _kept(is_finite_S, logits_SV, best_S, rows)
+    if masked is not None:
+        apply_mask(logits_SV, masked.rows, masked.bits)
+        changed = torch.from_numpy(masked.rows).to(logits_SV.device)
+        best_S[changed] = logits_SV[changed].argmax(dim=1).to(best_S.dtype)
+        empty = (logits_SV[changed].amax(dim=1) == -math.inf).cpu().numpy()
+        for row in masked.rows[empty].tolist():
+            errors.setdefault(row, NOTHING_ALLOWED)
+    if errors:
+        is_right = np.ones(num_rows, dtype=np.bool_)
+        is_right[list(errors)] = False
+        sampled = np.flatnonzero(is_right)
+        logits_SV, best_S, rows = _kept(is_right, logits_SV, best_S, rows)
     raw_SV = logits_SV
     if editor is not None and (edited := editor.edited_rows(rows)):
         if rows.most_logprobs != NO_LOGPROBS:

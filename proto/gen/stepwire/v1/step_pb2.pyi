@@ -142,6 +142,16 @@ class SchedulerOutput(_message.Message):
     want_state_digest: bool
     def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., base_step: _Optional[int] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., cached_requests: _Optional[_Union[CachedRequests, _Mapping]] = ..., num_scheduled_tokens: _Optional[bytes] = ..., finished_handles: _Optional[bytes] = ..., preempted_handles: _Optional[bytes] = ..., grammar_mask_follows: bool = ..., want_state_digest: bool = ...) -> None: ...
 
+class GrammarMask(_message.Message):
+    __slots__ = ("handles", "num_positions", "bits")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    num_positions: bytes
+    bits: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., num_positions: _Optional[bytes] = ..., bits: _Optional[bytes] = ...) -> None: ...
+
 class Logprobs(_message.Message):
     __slots__ = ("num_alternatives", "token_ids", "logprobs", "ranks")
     NUM_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]

@@ -331,10 +331,12 @@ class ExecuteModelResponse(_message.Message):
     def __init__(self, key: _Optional[_Union[_step_pb2.StepKey, _Mapping]] = ..., intermediate_tensors: _Optional[_Union[_step_pb2.IntermediateTensors, _Mapping]] = ..., model_runner_output: _Optional[_Union[_step_pb2.ModelRunnerOutput, _Mapping]] = ...) -> None: ...
 
 class SampleTokensRequest(_message.Message):
-    __slots__ = ("key",)
+    __slots__ = ("key", "grammar_mask")
     KEY_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_MASK_FIELD_NUMBER: _ClassVar[int]
     key: _step_pb2.StepKey
-    def __init__(self, key: _Optional[_Union[_step_pb2.StepKey, _Mapping]] = ...) -> None: ...
+    grammar_mask: _step_pb2.GrammarMask
+    def __init__(self, key: _Optional[_Union[_step_pb2.StepKey, _Mapping]] = ..., grammar_mask: _Optional[_Union[_step_pb2.GrammarMask, _Mapping]] = ...) -> None: ...
 
 class SampleTokensResponse(_message.Message):
     __slots__ = ("model_runner_output",)
