@@ -214,6 +214,19 @@ class StepTimings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GrammarMask:
+    """Which tokens the grammars of G requests of a step allow, for each position that is sampled.
+
+    handles uint64 [G], in row order; num_positions int32 [G], at least 1 each; bits int32 [sum of
+    them, ceil(vocabulary / 32)]: bit i of word i // 32 is set where token i is allowed.
+    """
+
+    handles: Uint64s
+    num_positions: Int32s
+    bits: Int32s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Logprobs:
     """Log-probabilities of P sampled positions with K alternatives, the chosen token in column 0.
 
@@ -226,11 +239,21 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptLogprobs:
+    """Log-probabilities of some of a prompt's tokens: those at first_position (at least 1) and after."""
+
+    handle: int
+    first_position: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelRunnerOutput:
     """What a step produced on a last-stage rank, or the empty answer of a step without tokens.
 
     handles uint64 [S] in row order, only requests that sampled; sampled_token_ids: Ragged of S rows;
     logprobs: one position per sampled token in that order, when any request asked for them;
+    prompt_logprobs: of requests that asked for them and had prompt tokens in the step;
     request_errors: (handle, message) of requests that failed alone. state_digest covers handles,
     block tables and computed counts, kv_digest the keys and values of all computed tokens; both
     when the step asked for them. drafts: Ragged of S rows, guesses that follow the sampled tokens;
@@ -242,6 +265,7 @@ class ModelRunnerOutput:
     sampled_token_ids: Ragged = field(default_factory=lambda: Ragged.from_rows([]))
     drafts: Ragged | None = None
     logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     request_errors: tuple[tuple[int, str], ...] = ()
     timings: StepTimings = StepTimings()
     state_digest: bytes | None = None

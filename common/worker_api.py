@@ -16,6 +16,7 @@ from common.errors import ServiceError
 from common.speculation import SpeculationConfig
 from common.step import (
     ExecuteResult,
+    GrammarMask,
     IntermediateTensors,
     ModelRunnerOutput,
     SchedulerOutput,
@@ -105,7 +106,8 @@ class WorkerInfo:
     """What a worker process says of itself; memory in bytes, epoch and generation 0 when none yet.
 
     held_stage None: no model is loaded. num_loads: how often this process has read parameters.
-    quantizations: what LoadModel.quantization may be besides "none".
+    quantizations: what LoadModel.quantization may be besides "none". logits_processors: names of its
+    custom logits processors.
     """
 
     protocol_min: int
@@ -123,6 +125,7 @@ class WorkerInfo:
     held_stage: HeldStage | None = None
     num_loads: int = 0
     quantizations: tuple[str, ...] = ()
+    logits_processors: tuple[str, ...] = ()
 
 
 class DevicePhase(Enum):
@@ -300,8 +303,13 @@ class WorkerApi(Protocol):
         """Run the execute phase, the plain form."""
         ...
 
-    async def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
-        """Run the sample phase, the plain form; last stage only."""
+    async def sample_tokens(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> ModelRunnerOutput:
+        """Run the sample phase, the plain form; last stage only.
+
+        mask: given exactly when the step said that one follows.
+        """
         ...
 
     def submit_step(
@@ -314,6 +322,10 @@ class WorkerApi(Protocol):
         seconds of COMPUTE after which the worker counts as hung. A step submitted again, also while
         the first one runs, is answered by the same result.
         """
+        ...
+
+    def submit_sample(self, step_id: StepId, mask: GrammarMask) -> "Future[ModelRunnerOutput]":
+        """Queue the sample phase of a step that was submitted without it, as `submit_step` does."""
         ...
 
     def watch_status(self, *, interval: float) -> AsyncIterator[WorkerActivity]:

@@ -163,6 +163,8 @@ class Coordinator:
             vocab_size=folder.vocab_size,
             created=int(self._clock.unix_time()),
             max_sequences=min(MAX_SEQUENCES, self._config.schedule.max_waiting),
+            logits_processors=replica.logits_processors,
+            eos_token_ids=folder.eos_token_ids,
         )
         return Engine(
             model=model,

@@ -84,7 +84,13 @@ async def run_worker(
         readiness = Readiness(health)
         server = build_server(interceptors=[ServiceInterceptor(calls=calls)])
         port = bind(server, config.listen)
-        make_worker = partial(Worker, config, channels, make_runner=make_runner, tracer=tracer)
+        make_worker = partial(
+            Worker,
+            config,
+            channels,
+            make_runner=make_runner,
+            tracer=tracer,
+        )
         worker = _make_worker(make_worker, readiness, ending)
         _add_services(server, worker, health)
         _tell(registry, worker, channels, calls)

@@ -22,7 +22,7 @@ from common.errors import Fenced
 from common.logs import bind_log_context, get_logger
 from common.model_folder import resolve_model
 from common.speculation import SpeculationConfig
-from common.step import ExecuteResult, ModelRunnerOutput, StepId
+from common.step import ExecuteResult, GrammarMask, ModelRunnerOutput, StepId
 from common.tracing import NoTracer, Tracer
 from common.worker_api import (
     PROTOCOL_VERSION,
@@ -51,6 +51,7 @@ from worker_service.kernels.packed_weight import quantizations
 from worker_service.lifecycle import Call, Lifecycle, State
 from worker_service.phase_board import PhaseBoard
 from worker_service.runner.model_runner import ModelRunner
+from worker_service.sampling.custom_processors import CustomProcessors
 
 logger = get_logger(__name__)
 
@@ -84,6 +85,7 @@ class DeviceSession:
         on_over: Callable[[str], None],
         make_runner: Callable[..., ModelRunner] = ModelRunner,
         tracer: Tracer | None = None,
+        custom_processors: CustomProcessors | None = None,
     ) -> None:
         self.incarnation = uuid4().hex
         self.board = PhaseBoard(clock)
@@ -94,6 +96,7 @@ class DeviceSession:
         self._tracer = tracer or NoTracer()
         self._on_state = on_state
         self._make_runner = make_runner
+        self._custom_processors = custom_processors or CustomProcessors({})
         self._lifecycle = Lifecycle()
         self._claim = Claim()
         self.gate = Gate(self._claim, self._lifecycle, on_over=on_over)
@@ -130,6 +133,7 @@ class DeviceSession:
             num_threads=self._config.threads or torch.get_num_threads(),
             held_stage=self._held,
             num_loads=self._num_loads,
+            logits_processors=self._custom_processors.names,
         )
 
     def activity(self) -> WorkerActivity:
@@ -169,7 +173,10 @@ class DeviceSession:
             found = replace(request, speculation=_with_draft_folder(request.speculation))
             self._drop_model()
             runner = self._make_runner(
-                device=self._device.torch_device, folder=folder, request=found
+                device=self._device.torch_device,
+                folder=folder,
+                request=found,
+                custom_processors=self._custom_processors,
             )
             report = runner.load_model()
             self._num_loads += 1
@@ -251,10 +258,10 @@ class DeviceSession:
         self._lifecycle.check(Call.EXECUTE_MODEL)
         return self._joined.execute_and_sample(request)
 
-    def sample(self, step_id: StepId) -> ModelRunnerOutput:
+    def sample(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Run the sample phase of a step."""
         self._lifecycle.check(Call.SAMPLE_TOKENS)
-        return self._joined.sample(step_id)
+        return self._joined.sample(step_id, mask)
 
     def shut_down(self) -> None:
         """Let go of the model, the device memory and the channels; every later call is refused."""

@@ -8,7 +8,7 @@ from common.channels.cancel import CancelToken
 from common.channels.channel import TensorChannels
 from common.clock import Clock
 from common.errors import InvalidRequest
-from common.step import ExecuteResult, ModelRunnerOutput, StepId
+from common.step import ExecuteResult, GrammarMask, ModelRunnerOutput, StepId
 from common.tracing import Tracer
 from common.worker_api import BeginGeneration, ExecuteModel, LoadModel
 from worker_service.phase_board import PhaseBoard
@@ -54,10 +54,10 @@ class Generation:
         self.token.raise_if_cancelled()
         return self.steps.execute_and_sample(request)
 
-    def sample(self, step_id: StepId) -> ModelRunnerOutput:
+    def sample(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Run a sample phase; raises like `execute`."""
         self.token.raise_if_cancelled()
-        return self.steps.sample(step_id)
+        return self.steps.sample(step_id, mask)
 
 
 def join_generation(

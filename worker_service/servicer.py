@@ -135,7 +135,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: pb.SampleTokensRequest, context: Any
     ) -> pb.SampleTokensResponse:
         """Run one sample phase."""
-        return encode_sample_result(await self._worker.sample_tokens(decode_sample_tokens(request)))
+        step_id, mask = decode_sample_tokens(request)
+        return encode_sample_result(await self._worker.sample_tokens(step_id, mask))
 
     async def RunSteps(self, request_iterator: Any, context: Any) -> None:
         """Run phases as they arrive and answer in order, until the client closes the stream."""

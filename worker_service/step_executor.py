@@ -17,6 +17,7 @@ from common.logs import get_logger
 from common.step import (
     ExecutePending,
     ExecuteResult,
+    GrammarMask,
     IntermediateTensors,
     ModelRunnerOutput,
     Phase,
@@ -80,19 +81,25 @@ class StepExecutor:
             self._board.num_prefill_tokens += output.num_prefill_tokens
             return self._answer(key, result, request)
 
-    def sample(self, step_id: StepId) -> ModelRunnerOutput:
+    def sample(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Run the sample phase that is due; raises like `execute`."""
         self._guard.check_sample(step_id)
+        self._runner.validate_mask(step_id, mask)
         key = StepKey(step_id=step_id, phase=Phase.SAMPLE)
         with self._running(key):
             started_ns = self._clock.monotonic_ns()
-            sampled = self._runner.sample_tokens(step_id)
+            sampled = self._runner.sample_tokens(step_id, mask)
             self._guard.sampled()
             timings = StepTimings(
                 compute_start_ns=started_ns, compute_end_ns=self._clock.monotonic_ns()
             )
             self._links.feed_back(step_id, self._runner.last_sampled)
             self._board.step_times.note_sample(timings)
+            if mask is not None:
+                # The one answer with timings: both phases, without the wait for the mask between.
+                forward = self._forward_timings
+                seconds = forward.compute_end_ns - forward.compute_start_ns
+                timings = replace(timings, compute_start_ns=started_ns - seconds)
             return replace(sampled, timings=timings)
 
     def execute_and_sample(self, request: ExecuteModel) -> ExecuteResult:

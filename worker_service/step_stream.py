@@ -138,7 +138,7 @@ class StepStream:
                 request = decode_execute_model(item.execute)
                 return self._worker.submit_execute(request, sample=item.sample_with_execute)
             case "sample":
-                return self._worker.submit_sample(decode_sample_tokens(item.sample))
+                return self._worker.submit_sample(*decode_sample_tokens(item.sample))
             case _:
                 raise InvalidStep("item: neither execute nor sample")
 

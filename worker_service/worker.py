@@ -13,7 +13,7 @@ from common.channels.channel import TensorChannels
 from common.clock import Clock, SystemClock
 from common.config import WorkerConfig
 from common.errors import ServiceError, WorkerLost
-from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
+from common.step import ExecuteResult, GrammarMask, ModelRunnerOutput, SchedulerOutput, StepId
 from common.tracing import Tracer
 from common.worker_api import (
     Authority,
@@ -38,6 +38,7 @@ from worker_service.lifecycle import Call, State
 from worker_service.phase_board import PhaseBoard
 from worker_service.reply_cache import ReplyCache
 from worker_service.runner.model_runner import ModelRunner
+from worker_service.sampling.custom_processors import CustomProcessors, load_custom_processors
 
 Answer = TypeVar("Answer")
 
@@ -62,6 +63,7 @@ class Worker:
         on_state: Callable[[State], None] = _ignore_state,
         make_runner: Callable[..., ModelRunner] = ModelRunner,
         tracer: Tracer | None = None,
+        custom_processors: CustomProcessors | None = None,
     ) -> None:
         self.address = ""
         self._loop = get_running_loop()
@@ -80,6 +82,7 @@ class Worker:
             on_over=self._report_over,
             make_runner=make_runner,
             tracer=tracer,
+            custom_processors=custom_processors or load_custom_processors(),
         )
         self._gate = self._session.gate
         self._thread = DeviceThread(
@@ -190,9 +193,11 @@ class Worker:
         """Run the execute phase, the plain form."""
         return await self.submit_execute(request, sample=False)
 
-    async def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    async def sample_tokens(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> ModelRunnerOutput:
         """Run the sample phase, the plain form; last stage only."""
-        return await self.submit_sample(step_id)
+        return await self.submit_sample(step_id, mask)
 
     def submit_step(
         self, output: SchedulerOutput, *, sample: bool, deadline: float | None = None
@@ -216,9 +221,11 @@ class Worker:
             return self._replies.answer_both(step_id, run)
         return self._replies.answer_execute(step_id, run)
 
-    def submit_sample(self, step_id: StepId) -> "Future[ModelRunnerOutput]":
+    def submit_sample(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> "Future[ModelRunnerOutput]":
         """Queue the sample phase of a step that was executed without it; as `submit_execute`."""
-        work = partial(self._session.sample, step_id)
+        work = partial(self._session.sample, step_id, mask)
         return self._replies.answer_sample(
             step_id, lambda: self._queue(step_id, Call.SAMPLE_TOKENS, work)
         )

@@ -28,7 +28,14 @@ from common.errors import (
     TensorError,
     WrongOrder,
 )
-from common.step import IntermediateTensors, Logprobs, ModelRunnerOutput, StepKey, StepTimings
+from common.step import (
+    IntermediateTensors,
+    Logprobs,
+    ModelRunnerOutput,
+    PromptLogprobs,
+    StepKey,
+    StepTimings,
+)
 
 _CODE_BY_ERROR: dict[type[ServiceError], worker_pb2.StepErrorCode] = {
     InvalidStep: worker_pb2.STEP_ERROR_CODE_INVALID,
@@ -56,6 +63,14 @@ def encode_model_runner_output(output: ModelRunnerOutput) -> pb.ModelRunnerOutpu
         state_digest=output.state_digest,
         kv_digest=output.kv_digest,
         drafts=encode_optional_ragged(output.drafts),
+        prompt_logprobs=[
+            pb.PromptLogprobs(
+                handle=part.handle,
+                first_position=part.first_position,
+                logprobs=_encode_logprobs(part.logprobs),
+            )
+            for part in output.prompt_logprobs
+        ],
     )
 
 
@@ -70,10 +85,11 @@ def decode_model_runner_output(output: pb.ModelRunnerOutput) -> ModelRunnerOutpu
         handles=handles,
         sampled_token_ids=sampled,
         logprobs=(
-            _decode_logprobs(output.logprobs, num_positions=len(sampled.values))
+            _decode_logprobs(output.logprobs, "logprobs", num_positions=len(sampled.values))
             if output.HasField("logprobs")
             else None
         ),
+        prompt_logprobs=tuple(map(_decode_prompt_logprobs, output.prompt_logprobs)),
         request_errors=tuple((error.handle, error.message) for error in output.request_errors),
         timings=_decode_timings(output.timings),
         state_digest=output.state_digest if output.HasField("state_digest") else None,
@@ -95,17 +111,28 @@ def _encode_logprobs(logprobs: Logprobs) -> pb.Logprobs:
     )
 
 
-def _decode_logprobs(logprobs: pb.Logprobs, *, num_positions: int) -> Logprobs:
+def _decode_prompt_logprobs(part: pb.PromptLogprobs) -> PromptLogprobs:
+    num_positions = len(part.logprobs.ranks) // INT32.itemsize
+    return PromptLogprobs(
+        handle=part.handle,
+        first_position=part.first_position,
+        logprobs=_decode_logprobs(
+            part.logprobs, "prompt_logprobs.logprobs", num_positions=num_positions
+        ),
+    )
+
+
+def _decode_logprobs(logprobs: pb.Logprobs, field: str, *, num_positions: int) -> Logprobs:
     shape = num_positions, logprobs.num_alternatives + 1
     length = shape[0] * shape[1]
     return Logprobs(
         token_ids=decode_column(
-            logprobs.token_ids, INT32, field="logprobs.token_ids", length=length
+            logprobs.token_ids, INT32, field=f"{field}.token_ids", length=length
         ).reshape(shape),
         logprobs=decode_column(
-            logprobs.logprobs, FLOAT32, field="logprobs.logprobs", length=length
+            logprobs.logprobs, FLOAT32, field=f"{field}.logprobs", length=length
         ).reshape(shape),
-        ranks=decode_column(logprobs.ranks, INT32, field="logprobs.ranks", length=num_positions),
+        ranks=decode_column(logprobs.ranks, INT32, field=f"{field}.ranks", length=num_positions),
     )
 
 

@@ -171,7 +171,7 @@ def _decode_new_request(request: pb.NewRequest, *, field: str) -> NewRequest:
         handle=request.handle,
         token_ids=token_ids,
         num_prompt_tokens=request.num_prompt_tokens,
-        sampling=decode_sampling_params(request.sampling),
+        sampling=decode_sampling_params(request.sampling, field=f"{field}.sampling"),
         block_ids=decode_rows(request.block_ids, field=f"{field}.block_ids"),
         num_computed_tokens=request.num_computed_tokens,
         # A malformed one is as if it were absent: no step fails for the sake of a trace.

@@ -1,7 +1,10 @@
 """Protobuf spelling of the execute and sample calls, unary and as items of the step stream."""
 
+import numpy as np
+from stepwire.v1 import step_pb2
 from stepwire.v1 import worker_pb2 as pb
 
+from common.codecs.columns import INT32, UINT64, decode_column, encode_column
 from common.codecs.result_codec import (
     decode_intermediate_tensors,
     decode_model_runner_output,
@@ -20,6 +23,7 @@ from common.errors import InvalidStep, ServiceError
 from common.step import (
     ExecutePending,
     ExecuteResult,
+    GrammarMask,
     IntermediateTensors,
     ModelRunnerOutput,
     Phase,
@@ -79,17 +83,50 @@ def decode_execute_result(response: pb.ExecuteModelResponse) -> ExecuteResult:
             return ExecutePending(key=decode_step_key(response.key))
 
 
-def encode_sample_tokens(step_id: StepId) -> pb.SampleTokensRequest:
+def encode_sample_tokens(
+    step_id: StepId, mask: GrammarMask | None = None
+) -> pb.SampleTokensRequest:
     """Spell a sample phase."""
-    return pb.SampleTokensRequest(key=encode_step_key(StepKey(step_id=step_id, phase=Phase.SAMPLE)))
+    return pb.SampleTokensRequest(
+        key=encode_step_key(StepKey(step_id=step_id, phase=Phase.SAMPLE)),
+        grammar_mask=None if mask is None else _encode_grammar_mask(mask),
+    )
 
 
-def decode_sample_tokens(request: pb.SampleTokensRequest) -> StepId:
-    """Read a sample phase, whose key must say so."""
+def decode_sample_tokens(request: pb.SampleTokensRequest) -> tuple[StepId, GrammarMask | None]:
+    """Read a sample phase, whose key must say so, and its mask if it has one."""
     key = decode_step_key(request.key)
     if key.phase is not Phase.SAMPLE:
         raise InvalidStep(f"key.phase: {key} does not ask for a sample phase")
-    return key.step_id
+    mask = request.grammar_mask if request.HasField("grammar_mask") else None
+    return key.step_id, None if mask is None else _decode_grammar_mask(mask)
+
+
+def _encode_grammar_mask(mask: GrammarMask) -> step_pb2.GrammarMask:
+    return step_pb2.GrammarMask(
+        handles=encode_column(mask.handles, UINT64),
+        num_positions=encode_column(mask.num_positions, INT32),
+        bits=encode_column(mask.bits, INT32),
+    )
+
+
+def _decode_grammar_mask(mask: step_pb2.GrammarMask) -> GrammarMask:
+    field = "grammar_mask"
+    handles = decode_column(mask.handles, UINT64, field=f"{field}.handles")
+    num_positions = decode_column(
+        mask.num_positions, INT32, field=f"{field}.num_positions", length=len(handles)
+    )
+    if (num_positions < 1).any():
+        raise InvalidStep(f"{field}.num_positions: an entry is below 1")
+    bits = decode_column(mask.bits, INT32, field=f"{field}.bits")
+    total = int(num_positions.sum(dtype=np.int64))
+    if total > len(bits) or (len(bits) % total if total else len(bits)):
+        raise InvalidStep(f"{field}.bits: {len(bits)} words for {total} positions")
+    return GrammarMask(
+        handles=handles,
+        num_positions=num_positions,
+        bits=bits.reshape(total, len(bits) // max(total, 1)),
+    )
 
 
 def encode_sample_result(output: ModelRunnerOutput) -> pb.SampleTokensResponse:

@@ -67,6 +67,7 @@ def encode_worker_info(info: WorkerInfo) -> pb.DescribeResponse:
         held_stage=None if info.held_stage is None else _encode_held_stage(info.held_stage),
         num_loads=info.num_loads,
         quantizations=info.quantizations,
+        logits_processors=info.logits_processors,
     )
 
 
@@ -88,6 +89,7 @@ def decode_worker_info(info: pb.DescribeResponse) -> WorkerInfo:
         held_stage=_decode_held_stage(info.held_stage) if info.HasField("held_stage") else None,
         num_loads=info.num_loads,
         quantizations=tuple(info.quantizations),
+        logits_processors=tuple(info.logits_processors),
     )
 
 

@@ -21,7 +21,7 @@ from coordinator.engine.generation import (
     TextDelta,
     TokenLogprob,
 )
-from coordinator.engine.limits import check_logit_bias
+from coordinator.engine.limits import ALL_LOGPROBS
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -44,7 +44,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncGenerator[pb.GenerateResponse]:
         """Stream the outputs of one request."""
-        check_logit_bias(len(request.logit_bias))
         asked = replace(decode_generate(request), trace=trace_of(context))
         async with await self._gate.engine.generate(asked) as outputs:
             async for delta in outputs:
@@ -83,7 +82,17 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
         stop=tuple(request.stop),
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
-        logprobs=_optional(request, "logprobs"),
+        logprobs=ALL_LOGPROBS if request.all_logprobs else _optional(request, "logprobs"),
+        prompt_logprobs=_optional(request, "prompt_logprobs"),
+        echo=request.echo,
+        repetition_penalty=_optional(request, "repetition_penalty"),
+        frequency_penalty=_optional(request, "frequency_penalty"),
+        presence_penalty=_optional(request, "presence_penalty"),
+        min_tokens=_optional(request, "min_tokens"),
+        logit_bias=tuple(request.logit_bias.items()),
+        allowed_token_ids=tuple(request.allowed_token_ids) or None,
+        bad_words=tuple(request.bad_words),
+        extra_args=tuple(sorted(request.extra_args.items())),
         priority=_optional(request, "priority"),
     )
 
@@ -98,6 +107,9 @@ def encode_delta(request_id: str, delta: TextDelta) -> pb.GenerateResponse:
         logprobs=[_encode_position(position) for position in delta.logprobs or ()],
         finish_reason=FINISH_REASONS[delta.finish_reason],
     )
+    if delta.prompt is not None:
+        response.prompt_text = delta.prompt.text
+        response.prompt_logprobs.extend(map(_encode_position, delta.prompt.logprobs or ()))
     if delta.finish_reason is not None:
         response.usage.prompt_tokens = delta.num_prompt_tokens
         response.usage.completion_tokens = delta.num_generated_tokens

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from common.requests import FinishReason
+from coordinator.api.logprob_answers import (
+    legacy_logprobs,
+    output_positions,
+    prompt_logprobs_body,
+)
 from coordinator.api.token_usage import TokenUsage
-from coordinator.engine.generation import PositionLogprobs, TextDelta, TokenLogprob
+from coordinator.engine.generation import PromptText, TextDelta, TokenLogprob
 
 Body = dict[str, Any]
 
@@ -71,13 +76,15 @@ class CompletionFormat:
         return _head_body(self.head, "text_completion") | {"choices": list(choices)}
 
     def _choice(self, deltas: Sequence[TextDelta]) -> Body:
-        positions = _positions(deltas)
-        return {
+        echo = _echoed(deltas)
+        text = "".join(delta.text for delta in deltas)
+        choice = {
             "index": deltas[-1].index,
-            "text": "".join(delta.text for delta in deltas),
-            "logprobs": None if positions is None else _legacy_logprobs(positions),
+            "text": text if echo is None else echo.text + text,
+            "logprobs": legacy_logprobs(deltas, echo),
             "finish_reason": _finish_reason(deltas[-1]),
         }
+        return choice | prompt_logprobs_body(deltas)
 
 
 class ChatFormat:
@@ -109,7 +116,8 @@ class ChatFormat:
         """The whole messages with counts."""
         choices = [self._choice(own) for own in _by_output(deltas)]
         head = _head_body(self.head, "chat.completion")
-        return head | {"choices": choices, "usage": _usage_body(usage)}
+        body = head | {"choices": choices, "usage": _usage_body(usage)}
+        return body | prompt_logprobs_body(deltas)
 
     def _choice(self, deltas: Sequence[TextDelta]) -> Body:
         text = "".join(delta.text for delta in deltas)
@@ -123,6 +131,12 @@ class ChatFormat:
     def _chunk(self, delta: Body, index: int) -> Body:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return _head_body(self.head, "chat.completion.chunk") | {"choices": [choice]}
+
+
+def _echoed(deltas: Sequence[TextDelta]) -> PromptText | None:
+    """The prompt, where its text is part of the answer."""
+    prompt = deltas[0].prompt
+    return prompt if prompt is not None and prompt.text else None
 
 
 def _by_output(deltas: Sequence[TextDelta]) -> list[list[TextDelta]]:
@@ -151,27 +165,8 @@ def _finish_reason(delta: TextDelta) -> str | None:
     return None if reason is None else reason.value
 
 
-def _positions(deltas: Sequence[TextDelta]) -> list[PositionLogprobs] | None:
-    """Log-probabilities of all deltas, None when none were asked for."""
-    asked = [delta.logprobs for delta in deltas if delta.logprobs is not None]
-    return [position for positions in asked for position in positions] if asked else None
-
-
-def _legacy_logprobs(positions: Sequence[PositionLogprobs]) -> Body:
-    """Parallel lists, one entry per token; alternatives by their text, best first."""
-    return {
-        "tokens": [position.chosen.text for position in positions],
-        "token_logprobs": [position.chosen.logprob for position in positions],
-        "top_logprobs": [
-            {token.text: token.logprob for token in reversed(position.top)}
-            for position in positions
-        ],
-        "text_offset": [position.text_offset for position in positions],
-    }
-
-
 def _chat_logprobs(deltas: Sequence[TextDelta]) -> Body | None:
-    positions = _positions(deltas)
+    positions = output_positions(deltas)
     if positions is None:
         return None
     content = [

@@ -182,7 +182,8 @@ class _Chunks:
         self._texts_by_index: dict[int, TextEvents] = {}
 
     def event(self, delta: TextDelta) -> bytes:
-        if delta.text and delta.logprobs is None and delta.finish_reason is None:
+        is_text_alone = delta.logprobs is None and delta.prompt is None
+        if delta.text and is_text_alone and delta.finish_reason is None:
             return self._texts(delta.index).event(delta.text)
         return event(self._spelling.chunk(delta))
 
@@ -202,7 +203,7 @@ def _text_alone(text: str, index: int) -> TextDelta:
 
 def _is_worth_a_chunk(delta: TextDelta) -> bool:
     """Whether a delta says anything an OpenAI client can see; tokens without text do not."""
-    return bool(delta.text or delta.logprobs or delta.finish_reason)
+    return bool(delta.text or delta.logprobs or delta.prompt or delta.finish_reason)
 
 
 def _traced(asked: GenerationInput, request: Request) -> GenerationInput:

@@ -1,12 +1,14 @@
 """OpenAI request bodies -> what the engine is asked; ranges are the engine's to check."""
 
+import json
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import InvalidRequest
+from coordinator.api.constraint_fields import GUIDED_FIELDS, constraint_of
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt
-from coordinator.engine.limits import check_range
+from coordinator.engine.limits import MAX_LOGIT_BIAS, check_count, check_range
 
 Item = TypeVar("Item")
 
@@ -41,6 +43,21 @@ class GenerationBody(_Part):
     stop: str | _List[str] | None = None
     stop_token_ids: _List[int] | None = None
     ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: _List[int] | None = None
+    bad_words: _List[str] | None = None
+    prompt_logprobs: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -75,6 +92,24 @@ class GenerationBody(_Part):
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "ignore_eos": bool(self.ignore_eos),
+            "repetition_penalty": self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "min_tokens": self.min_tokens,
+            "logit_bias": _logit_bias(self.logit_bias or {}),
+            "allowed_token_ids": (
+                None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)
+            ),
+            "bad_words": tuple(self.bad_words or ()),
+            "prompt_logprobs": self.prompt_logprobs,
+            "constraint": constraint_of(
+                response_format=self.response_format,
+                structured_outputs=self.structured_outputs,
+                guided={field: getattr(self, field) for field in GUIDED_FIELDS},
+            ),
+            "extra_args": tuple(
+                (name, json.dumps(value)) for name, value in (self.vllm_xargs or {}).items()
+            ),
             "priority": self.priority,
         }
 
@@ -91,6 +126,7 @@ class CompletionBody(GenerationBody):
 
     prompt: str | _List[int] | _List[str] | _List[_List[int]]
     logprobs: int | None = None
+    echo: bool | None = None
 
     def to_input(self, request_id: str) -> GenerationInput:
         """The engine's input; raises InvalidRequest where fields contradict each other."""
@@ -98,6 +134,7 @@ class CompletionBody(GenerationBody):
             request_id=request_id,
             prompts=_prompts(self.prompt),
             logprobs=self.logprobs,
+            echo=bool(self.echo),
             **self.shared_options(),
         )
 
@@ -155,6 +192,18 @@ class ChatBody(GenerationBody):
         if self.top_logprobs:
             raise InvalidRequest("top_logprobs goes with logprobs: true", param="top_logprobs")
         return None
+
+
+def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """JSON spells the ids as names of an object's fields."""
+    check_count("logit_bias", len(biases), most=MAX_LOGIT_BIAS, things="entries")
+    try:
+        return tuple((int(token_id), bias) for token_id, bias in biases.items())
+    except ValueError as error:
+        raise InvalidRequest(
+            'logit_bias: the names must be token ids, such as {"1024": -100}',
+            param="logit_bias",
+        ) from error
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> tuple[Prompt, ...]:

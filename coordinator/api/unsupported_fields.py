@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.errors import InvalidRequest
-from coordinator.engine.limits import check_logit_bias
 
 logger = logging.getLogger(__name__)
 
@@ -17,19 +16,20 @@ NOTHING: tuple[Any, ...] = (None,)
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1),
+    "logits_processors": (None, []),
+    "truncate_prompt_tokens": NOTHING,
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "include_stop_str_in_output": (None, False),
     "suffix": (None, ""),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_tokens": (None, 0),
-    "prompt_logprobs": NOTHING,
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "tool_calls": (None, []),
     "tool_call_id": NOTHING,
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": NOTHING,
     "prediction": NOTHING,
@@ -77,9 +77,7 @@ class UnknownFields:
         Raises InvalidRequest naming the field.
         """
         for name, value in extra.items():
-            if name == "logit_bias":
-                check_logit_bias(len(value) if isinstance(value, dict) else int(value is not None))
-            elif name in NEUTRAL_VALUES:
+            if name in NEUTRAL_VALUES:
                 _check_neutral(name, value)
             elif name not in HARMLESS_FIELDS:
                 self._count(name)

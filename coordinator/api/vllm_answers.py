@@ -22,6 +22,7 @@ def encode_chunk(delta: TextDelta) -> pb.GenerateResponse:
         completion_tokens=len(delta.token_ids),
         cached_tokens=delta.num_cached_tokens,
         output_logprobs=_logprobs([delta]),
+        input_logprobs=_input_logprobs([delta]),
     )
     return pb.GenerateResponse(chunk=chunk)
 
@@ -41,6 +42,7 @@ def encode_complete(
         completion_tokens=len(token_ids),
         cached_tokens=last.num_cached_tokens,
         output_logprobs=_logprobs(deltas),
+        input_logprobs=_input_logprobs(deltas),
     )
     if last.finish_reason is FinishReason.STOP:
         _note_stop(complete, last, stop_token_ids)
@@ -66,6 +68,20 @@ def _logprobs(deltas: Sequence[TextDelta]) -> pb.OutputLogProbs | None:
         token_ids=[position.chosen.token_id for position in positions],
         token_logprobs=[position.chosen.logprob for position in positions],
         top_logprobs=[_top(position) for position in positions],
+    )
+
+
+def _input_logprobs(deltas: Sequence[TextDelta]) -> pb.InputLogProbs | None:
+    """Parallel arrays, one entry per token of the prompt, whose first has no log-probability."""
+    prompt = deltas[0].prompt
+    if prompt is None or prompt.logprobs is None:
+        return None
+    positions = prompt.logprobs
+    values = [pb.InputTokenLogProb(value=position.chosen.logprob) for position in positions]
+    return pb.InputLogProbs(
+        token_logprobs=[pb.InputTokenLogProb(), *values],
+        token_ids=prompt.token_ids,
+        top_logprobs=[pb.TopLogProbs(), *map(_top, positions)],
     )
 
 

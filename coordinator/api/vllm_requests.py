@@ -10,9 +10,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from common.errors import InvalidRequest
 from coordinator.engine.generation import GenerationInput
-from coordinator.engine.limits import check_logit_bias
 
-NO_REPETITION_PENALTY = (0.0, 1.0)
 ONLY_REPLICA = 0
 
 
@@ -34,6 +32,12 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs if params.HasField("logprobs") else None,
+        prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
+        repetition_penalty=params.repetition_penalty or None,
+        frequency_penalty=params.frequency_penalty or None,
+        presence_penalty=params.presence_penalty or None,
+        min_tokens=params.min_tokens or None,
+        logit_bias=tuple(params.logit_bias.items()),
     )
 
 
@@ -42,7 +46,6 @@ def refuse_unsupported(request: pb.GenerateRequest) -> None:
 
     What only says how a text is made of the tokens is the gateway's to obey, and passes.
     """
-    check_logit_bias(len(request.sampling_params.logit_bias))
     constraint = request.sampling_params.WhichOneof("constraint")
     if constraint is not None:
         _refuse(constraint)
@@ -55,11 +58,6 @@ def refuse_unsupported(request: pb.GenerateRequest) -> None:
 
 def _asked_of_sampling(params: pb.SamplingParams) -> dict[str, bool]:
     return {
-        "frequency_penalty": params.frequency_penalty != 0,
-        "presence_penalty": params.presence_penalty != 0,
-        "repetition_penalty": params.repetition_penalty not in NO_REPETITION_PENALTY,
-        "min_tokens": params.min_tokens != 0,
-        "prompt_logprobs": params.HasField("prompt_logprobs"),
         "truncate_prompt_tokens": params.HasField("truncate_prompt_tokens"),
     }
 

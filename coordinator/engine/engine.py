@@ -19,12 +19,16 @@ from common.tracing import NoTracer, Tracer
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, ServedModel
 from coordinator.engine.measures import Measures
 from coordinator.engine.output_group import OutputGroup, Outputs
+from coordinator.engine.prompt_echo import PromptEcho
 from coordinator.engine.request_building import build_requests, sequence_ids
 from coordinator.engine.request_checks import check_input, check_text_length
 from coordinator.engine.request_measures import ERROR
 from coordinator.engine.request_span import SPAN_NAME, RequestSpan
 from coordinator.engine.request_times import RequestTimes
 from coordinator.engine.text_stream import TextStream, TokenSource
+from coordinator.scheduling.sequence import TokenMatcher
+from coordinator.structured.compiler import GrammarCompiler
+from coordinator.structured.constraint import Constraint
 from coordinator.text.output_text import OutputText
 from coordinator.text.tokenizer import Tokenizer
 
@@ -39,7 +43,12 @@ class RequestLoop(Protocol):
         """Whether steps can run."""
         ...
 
-    def submit(self, request: Request, times: RequestTimes | None = None) -> TokenSource:
+    def submit(
+        self,
+        request: Request,
+        times: RequestTimes | None = None,
+        matcher: TokenMatcher | None = None,
+    ) -> TokenSource:
         """Queue a request, whose moments are noted in times.
 
         Raises Overloaded, Unavailable or InvalidRequest.
@@ -77,6 +86,11 @@ class Engine:
         """Wire the parts; the loop runs elsewhere. measures is written to."""
         self._model = model
         self._tokenizer = tokenizer
+        self._grammars = GrammarCompiler(
+            tokenizer.to_json,
+            vocab_size=model.vocab_size,
+            eos_token_ids=sorted(model.eos_token_ids),
+        )
         self._loop = loop
         self._draw_seed = draw_seed
         self._claims: dict[str, _Claim] = {}
@@ -144,11 +158,19 @@ class Engine:
 
     async def _submit(self, asked: GenerationInput, claim: "_Claim", *, arrived: float) -> Outputs:
         token_ids = [await self._encode(prompt) for prompt in asked.prompts]
+        bad_words = await self._tokenizer.encode_words(asked.bad_words) if asked.bad_words else ()
         if self._claims.get(asked.request_id) is not claim:
             raise Cancelled(f"request {asked.request_id!r} was aborted before it ran")
-        requests = build_requests(asked, token_ids, model=self._model, draw_seed=self._draw_seed)
+        make_matcher = await self._compile(asked.constraint)
+        requests = build_requests(
+            asked,
+            token_ids,
+            model=self._model,
+            draw_seed=self._draw_seed,
+            bad_words=bad_words,
+        )
         times = [RequestTimes(arrived=arrived) for _ in requests]
-        sources = await self._submit_all(requests, times)
+        sources = await self._submit_all(requests, times, make_matcher)
         # Nobody but the caller ends what runs from here on, so it must get its outputs.
         async with _left_unless_handed_out(sources):
             outputs = [
@@ -164,13 +186,16 @@ class Engine:
             return outputs[0] if len(outputs) == 1 else OutputGroup(outputs)
 
     async def _submit_all(
-        self, requests: Sequence[Request], times: Sequence[RequestTimes]
+        self,
+        requests: Sequence[Request],
+        times: Sequence[RequestTimes],
+        make_matcher: Callable[[], TokenMatcher | None],
     ) -> list[TokenSource]:
         """Hand all sequences to the loop or none: no step comes between them."""
         sources: list[TokenSource] = []
         async with _left_unless_handed_out(sources):
             for request, moments in zip(requests, times, strict=True):
-                sources.append(self._loop.submit(request, moments))
+                sources.append(self._loop.submit(request, moments, make_matcher()))
         return sources
 
     def _output(
@@ -191,7 +216,25 @@ class Engine:
             on_close=lambda stream: self._end(claim, stream, request=request, times=times),
             on_tokens=self._measures.note_generated,
             index=index,
+            prompt=self._prompt_echo(asked, request),
+            delivers_tokens=asked.max_tokens != 0,
         )
+
+    def _prompt_echo(self, asked: GenerationInput, request: Request) -> PromptEcho | None:
+        if not asked.echo and request.sampling.num_prompt_logprobs is None:
+            return None
+        return PromptEcho(
+            request.prompt_token_ids,
+            detokenizer=self._tokenizer.detokenizer(),
+            token_bytes=self._tokenizer.token_bytes,
+            has_text=asked.echo,
+        )
+
+    async def _compile(self, constraint: Constraint | None) -> Callable[[], TokenMatcher | None]:
+        """What makes the grammar of each output."""
+        if constraint is None:
+            return _no_grammar
+        return await self._grammars.compile(constraint)
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         longest = self._tokenizer.max_token_characters
@@ -234,6 +277,10 @@ class Engine:
                 **log_fields(request.trace),
             },
         )
+
+
+def _no_grammar() -> None:
+    """An output that may be anything."""
 
 
 class _Claim:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.requests import FinishReason
 from common.trace_context import TraceContext
+from coordinator.structured.constraint import Constraint
 
 MAX_SEQUENCES = 1024
 """Most sequences of one request, whatever the queue holds."""
@@ -13,7 +14,8 @@ MAX_SEQUENCES = 1024
 class ServedModel:
     """A model clients can name; max_model_len counts prompt and output, created is Unix seconds.
 
-    max_sequences: of one request, so that an empty queue takes all of them.
+    max_sequences: of one request, so that an empty queue takes all of them. logits_processors: names
+    of the workers' custom ones.
     """
 
     name: str
@@ -21,6 +23,8 @@ class ServedModel:
     vocab_size: int
     created: int
     max_sequences: int = MAX_SEQUENCES
+    logits_processors: frozenset[str] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,11 @@ class GenerationInput:
 
     It asks for n outputs of each prompt; output c of prompt p has the index p * n + c, and the seed
     s + c when the seed s is given. model "" is the only one served. logprobs k: log-probabilities of
-    the chosen token and of the k best. priority: the smaller, the sooner, where the scheduler has
-    priorities. trace: the client's span, if it told one.
+    the chosen token and of the k best, -1: of all; prompt_logprobs: the same of the prompt's tokens.
+    echo: the prompt is part of the text; only then may max_tokens be 0. logit_bias: (token id,
+    addend); bad_words: texts never to be written. extra_args: (name, JSON) for custom logits
+    processors. constraint: what the output must look like. priority: the smaller, the sooner, where the scheduler has priorities. trace: the
+    client's span, if it told one.
     """
 
     request_id: str
@@ -59,6 +66,17 @@ class GenerationInput:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    min_tokens: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    extra_args: tuple[tuple[str, str], ...] = ()
+    constraint: Constraint | None = None
     priority: int | None = None
     trace: TraceContext | None = None
 
@@ -101,6 +119,20 @@ class PositionLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptText:
+    """The prompt of an output whose client wants it back, or its log-probabilities.
+
+    text is "" unless it is echoed. logprobs: of every token but the first, when asked for; offsets
+    count from the beginning of the prompt.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    first_token: TokenLogprob
+    logprobs: tuple[PositionLogprobs, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
     """What is new in an output; finish_reason is set on the last one, and only there.
 
@@ -108,7 +140,7 @@ class TextDelta:
     Text may lag behind token_ids while a character or a possible stop string is open. logprobs: one
     per token of token_ids, when asked for. num_generated_tokens counts the output so far,
     num_cached_tokens the tokens of the prompt that were found in the prefix cache. stop_string: the
-    one that ended the output.
+    one that ended the output. prompt: on the first delta, when the client wants it.
     """
 
     text: str
@@ -120,3 +152,4 @@ class TextDelta:
     num_cached_tokens: int = 0
     index: int = 0
     stop_string: str | None = None
+    prompt: PromptText | None = None

@@ -34,6 +34,13 @@ MAX_JSON_DEPTH = 200
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 16384
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_EXTRA_ARGS = 16
+MAX_EXTRA_ARG_CHARACTERS = 4096
+ALL_LOGPROBS = -1
+"""Asks for the log-probability of every token of the vocabulary."""
 MAX_MESSAGES = 4096
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -45,14 +52,20 @@ ROLES = ("system", "user", "assistant")
 RANGES = {
     "n": Range(low=1, high=MAX_CHOICES),
     "max_tokens": Range(low=1, high=2**31 - 1),
+    "min_tokens": Range(low=0, high=2**31 - 1),
     "max_completion_tokens": Range(low=1, high=2**31 - 1),
     "temperature": Range(low=0, high=2),
     "top_k": Range(low=-1, high=2**31 - 1),
     "top_p": Range(low=0, high=1, above=True),
     "min_p": Range(low=0, high=1),
     "seed": Range(low=-(2**63), high=2**64 - 1),
-    "logprobs": Range(low=0, high=MAX_LOGPROBS),
-    "top_logprobs": Range(low=0, high=MAX_LOGPROBS),
+    "repetition_penalty": Range(low=0, high=100, above=True),
+    "frequency_penalty": Range(low=-2, high=2),
+    "presence_penalty": Range(low=-2, high=2),
+    "logprobs": Range(low=ALL_LOGPROBS, high=MAX_LOGPROBS),
+    "top_logprobs": Range(low=ALL_LOGPROBS, high=MAX_LOGPROBS),
+    "prompt_logprobs": Range(low=ALL_LOGPROBS, high=MAX_LOGPROBS),
+    "logit_bias": Range(low=-100, high=100),
     "priority": Range(low=-(2**31), high=2**31 - 1),
 }
 
@@ -66,10 +79,19 @@ def limits() -> Iterator[tuple[str, str]]:
     yield "prompts x n", f"at most {MAX_SEQUENCES} outputs, and never more than --max-waiting"
     yield "messages", f"at most {MAX_MESSAGES}, with a role of {', '.join(ROLES)}"
     for field, allowed in RANGES.items():
-        yield field, str(allowed)
+        if field != "logit_bias":
+            yield field, str(allowed)
     yield "stop", f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARACTERS} characters"
     yield "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids of the vocabulary"
-    yield "logit_bias", f"at most {MAX_LOGIT_BIAS} entries"
+    biases = RANGES["logit_bias"]
+    yield "logit_bias", f"at most {MAX_LOGIT_BIAS} tokens of the vocabulary, each {biases}"
+    yield "allowed_token_ids", f"1 to {MAX_ALLOWED_TOKEN_IDS} ids of the vocabulary"
+    yield "bad_words", f"at most {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARACTERS} characters"
+    yield (
+        "vllm_xargs",
+        f"at most {MAX_EXTRA_ARGS} arguments of custom logits processors, each of at most "
+        f"{MAX_EXTRA_ARG_CHARACTERS} characters of JSON",
+    )
 
 
 def quoted(text: str) -> str:
@@ -97,10 +119,3 @@ def check_length(field: str, text: str, *, most: int) -> None:
         raise InvalidRequest(
             f"{field}: {len(text)} characters are too many, at most {most} are allowed", param=field
         )
-
-
-def check_logit_bias(num_entries: int) -> None:
-    """Refuse too many entries by their limit, and any at all as long as nothing applies them."""
-    check_count("logit_bias", num_entries, most=MAX_LOGIT_BIAS, things="entries")
-    if num_entries:
-        raise InvalidRequest("logit_bias is not supported: leave it out", param="logit_bias")

@@ -23,6 +23,7 @@ from coordinator.executors.executor import Executor
 from coordinator.executors.step_in_flight import StepInFlight
 from coordinator.scheduling.planner import WARM_UP_STEP
 from coordinator.scheduling.scheduler import Scheduler
+from coordinator.scheduling.sequence import TokenMatcher
 
 IDLE_SECONDS_BEFORE_FLUSH = 0.1
 
@@ -137,8 +138,15 @@ class EngineLoop:
         if cause is not None:
             raise cause
 
-    def submit(self, request: Request, times: RequestTimes | None = None) -> TokenStream:
+    def submit(
+        self,
+        request: Request,
+        times: RequestTimes | None = None,
+        matcher: TokenMatcher | None = None,
+    ) -> TokenStream:
         """Queue a request and return the stream of its tokens; its moments are noted in times.
+
+        matcher: the grammar of its output.
 
         Raises Unavailable while the loop is not serving, AlreadyExists, InvalidRequest, Overloaded.
         """
@@ -146,7 +154,8 @@ class EngineLoop:
             raise _copy(self._refusal)
         if request.request_id in self._handle_by_request:
             raise AlreadyExists(f"request {request.request_id!r} is running")
-        handle = self._scheduler.add(request)
+        leader = self._handle_by_request.get(request.leader_id or "")
+        handle = self._scheduler.add(request, leader=leader, matcher=matcher)
         stream = TokenStream(on_leave=lambda: self._drop(handle))
         now = self._clock.monotonic()
         times = times or RequestTimes(arrived=now)
@@ -241,8 +250,20 @@ class EngineLoop:
             self._commit_answered()
 
     def _fill_pipeline(self) -> None:
+        self._send_mask()
         while (output := self._scheduler.schedule()) is not None:
             self._send(output)
+            self._send_mask()
+
+    def _send_mask(self) -> None:
+        """Let the step that waits for its grammar mask sample, if the mask can be made."""
+        due = self._scheduler.take_grammar_mask()
+        if due is None:
+            return
+        assert self._executor is not None, "masks are sent while a generation runs"
+        output, mask = due
+        (step,) = (sent.step for sent in self._in_flight if sent.output is output)
+        self._executor.send_mask(step, mask)
 
     def _send(self, output: SchedulerOutput) -> None:
         executor = self._executor
@@ -298,9 +319,10 @@ class EngineLoop:
             self.state_checks.compare(sent.state_digest, digests, step=sent.output.step_id.step)
 
     def _fail_requests(self, result: ModelRunnerOutput) -> None:
-        for handle, message in result.request_errors:
+        for handle, message in (*result.request_errors, *self._scheduler.failures):
             if handle in self._open:
                 self._drop(handle).fail(ServiceError(message))
+        self._scheduler.failures.clear()
 
     def _fail_invalid(self, output: SchedulerOutput, error: InvalidStep) -> None:
         """End the requests of a step that must never be sent again: one of them is the reason."""

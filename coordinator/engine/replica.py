@@ -87,6 +87,12 @@ class Replica:
         return self._started_scheduler.max_sequence_len
 
     @property
+    def logits_processors(self) -> frozenset[str]:
+        """Names of the workers' custom logits processors."""
+        assert self._group is not None, "the replica is started before it is used"
+        return self._group.executor.logits_processors
+
+    @property
     def num_preemptions(self) -> int:
         """How often a sequence lost its blocks to another one."""
         return self._started_scheduler.counters.num_preemptions

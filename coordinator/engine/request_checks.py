@@ -4,10 +4,11 @@ Everything a worker could choke on is refused here, naming the field and its lim
 worker sees the request.
 """
 
-from collections.abc import Sequence
 from typing import cast
 
 from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from coordinator.engine.edit_checks import check_edits
+from coordinator.engine.field_checks import check_characters, check_vocabulary
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, ServedModel
 from coordinator.engine.limits import (
     MAX_MESSAGES,
@@ -31,6 +32,11 @@ RANGED_FIELDS = (
     "min_p",
     "seed",
     "logprobs",
+    "prompt_logprobs",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "min_tokens",
     "priority",
 )
 
@@ -44,11 +50,13 @@ def check_input(asked: GenerationInput, *, model: ServedModel) -> None:
         raise ModelNotFound(f"there is no model {quoted(asked.model)}; {model.name!r} is served")
     check_request_id(asked.request_id)
     for field in RANGED_FIELDS:
-        check_range(field, getattr(asked, field))
+        if not (field == "max_tokens" and asked.max_tokens == 0 and asked.echo):
+            check_range(field, getattr(asked, field))
+    check_edits(asked, model=model)
     _check_stop(asked.stop)
     num_stop_ids = len(asked.stop_token_ids)
     check_count("stop_token_ids", num_stop_ids, most=MAX_STOP_TOKEN_IDS, things="ids")
-    _check_vocabulary("stop_token_ids", asked.stop_token_ids, model=model)
+    check_vocabulary("stop_token_ids", asked.stop_token_ids, model=model)
     if not asked.prompts:
         raise InvalidRequest("prompt is empty, at least one is needed", param="prompt")
     if asked.num_sequences > model.max_sequences:
@@ -109,12 +117,12 @@ def _check_prompt(prompt: Prompt, *, model: ServedModel) -> None:
     if not prompt:
         raise InvalidRequest("prompt is empty, at least one token is needed", param="prompt")
     if isinstance(prompt, str):
-        _check_characters("prompt", prompt)
+        check_characters("prompt", prompt)
         return
     turns = [part for part in prompt if isinstance(part, ChatTurn)]
     if not turns:
         check_room("prompt", len(prompt), model=model)
-        _check_vocabulary("prompt", cast("tuple[int, ...]", prompt), model=model)
+        check_vocabulary("prompt", cast("tuple[int, ...]", prompt), model=model)
     check_count("messages", len(turns), most=MAX_MESSAGES, things="messages")
     for turn in turns:
         _check_turn(turn)
@@ -126,27 +134,7 @@ def _check_turn(turn: ChatTurn) -> None:
             f"messages: role must be one of {', '.join(ROLES)}, not {quoted(turn.role)}",
             param="messages",
         )
-    _check_characters("messages", turn.content)
-
-
-def _check_characters(field: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can spell and no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{field}: position {error.start} holds half of a surrogate pair, which is no character",
-            param=field,
-        ) from error
-
-
-def _check_vocabulary(field: str, token_ids: Sequence[int], *, model: ServedModel) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < model.vocab_size:
-            raise InvalidRequest(
-                f"{field}: token id {token_id} is outside the vocabulary, 0 to {model.vocab_size - 1}",
-                param=field,
-            )
+    check_characters("messages", turn.content)
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:
@@ -155,4 +143,4 @@ def _check_stop(stop: tuple[str, ...]) -> None:
         if not text:
             raise InvalidRequest("stop holds an empty string, which is everywhere", param="stop")
         check_length("stop", text, most=MAX_STOP_CHARACTERS)
-        _check_characters("stop", text)
+        check_characters("stop", text)

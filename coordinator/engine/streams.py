@@ -20,6 +20,7 @@ class TokenStream:
         self._on_leave = on_leave
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         self._finish_reason: FinishReason | None = None
         self._num_cached_tokens = 0
         self._error: ServiceError | None = None
@@ -31,6 +32,7 @@ class TokenStream:
         self._token_ids.extend(delta.token_ids)
         self._logprobs.extend(delta.logprobs or ())
         self._finish_reason = delta.finish_reason
+        self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
         # What ends a request from outside knows nothing of its prompt.
         self._num_cached_tokens = self._num_cached_tokens or delta.num_cached_tokens
         self._has_news.set()
@@ -72,11 +74,13 @@ class TokenStream:
         delta = TokenDelta(
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs) if self._logprobs else None,
+            prompt_logprobs=self._prompt_logprobs,
             finish_reason=self._finish_reason,
             num_cached_tokens=self._num_cached_tokens,
         )
         self._token_ids.clear()
         self._logprobs.clear()
+        self._prompt_logprobs = None
         self._is_read_to_end = self._finish_reason is not None
         if not self._is_read_to_end and self._error is None:
             self._has_news.clear()

@@ -4,12 +4,14 @@ Ends an output whose text reached a stop string, and one whose reader left.
 """
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
 from common.errors import ServiceError
 from common.requests import FinishReason, TokenDelta, TokenLogprobs
-from coordinator.engine.generation import PositionLogprobs, TextDelta, TokenLogprob
+from coordinator.engine.generation import PositionLogprobs, PromptText, TextDelta, TokenLogprob
+from coordinator.engine.prompt_echo import PromptEcho
 from coordinator.text.output_text import OutputText, TextPiece
 
 
@@ -45,10 +47,13 @@ class TextStream:
         on_close: Callable[["TextStream"], None],
         on_tokens: Callable[[int], None] = lambda count: None,
         index: int = 0,
+        prompt: PromptEcho | None = None,
+        delivers_tokens: bool = True,
     ) -> None:
         """Read from tokens; on_close is called once, when the output has ended.
 
-        on_tokens is called with the number of tokens of each delta.
+        on_tokens is called with the number of tokens of each delta. prompt: what spells the prompt
+        in the first delta. delivers_tokens: False keeps the output back, as the prompt alone counts.
         """
         self._tokens = tokens
         self._text = text
@@ -56,6 +61,8 @@ class TextStream:
         self._on_close = on_close
         self._on_tokens = on_tokens
         self._is_closed = False
+        self._prompt = prompt
+        self._delivers_tokens = delivers_tokens
         self.index = index
         self.num_prompt_tokens = num_prompt_tokens
         self.num_generated_tokens = 0
@@ -106,6 +113,9 @@ class TextStream:
         await self.aclose()
 
     def _text_delta(self, tokens: TokenDelta) -> TextDelta:
+        if not self._delivers_tokens:
+            reason = None if tokens.finish_reason is None else FinishReason.LENGTH
+            tokens = replace(tokens, token_ids=(), finish_reason=reason)
         piece = self._text.push(tokens.token_ids)
         text, stop_string = piece.text, piece.stop_string
         if tokens.finish_reason is not None and not piece.is_stopped:
@@ -125,7 +135,15 @@ class TextStream:
             logprobs=self._logprobs(tokens, piece),
             finish_reason=tokens.finish_reason if stop_string is None else FinishReason.STOP,
             stop_string=stop_string,
+            prompt=self._take_prompt(tokens),
         )
+
+    def _take_prompt(self, tokens: TokenDelta) -> PromptText | None:
+        # What ends a request from outside before its first token knows no prompt.
+        if self._prompt is None or (self._delivers_tokens and not tokens.token_ids):
+            return None
+        prompt, self._prompt = self._prompt, None
+        return prompt.spell(tokens.prompt_logprobs)
 
     def _logprobs(
         self, tokens: TokenDelta, piece: TextPiece

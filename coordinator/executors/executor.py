@@ -16,6 +16,7 @@ from common.model_folder import ModelFolder
 from common.step import (
     ExecutePending,
     ExecuteResult,
+    GrammarMask,
     ModelRunnerOutput,
     SchedulerOutput,
     StepTimings,
@@ -236,6 +237,11 @@ class Executor:
         self._observer.step_sent(output.step_id.step, deadlines)
         return step
 
+    def send_mask(self, step: StepInFlight, mask: GrammarMask) -> None:
+        """Let the last stage sample a step that waits for its grammar mask, without waiting."""
+        last = self.members[-1]
+        step.wait_for_sample(last, last.worker.submit_sample(step.output.step_id, mask))
+
     def sample_tokens(self, step: StepInFlight) -> ModelRunnerOutput:
         """What the last stage answered to a settled step.
 
@@ -244,7 +250,7 @@ class Executor:
         assert step.is_settled, "the step is still on its way"
         if step.failure is not None:
             raise step.failure
-        result = step.replies[-1].result()
+        result = step.results[-1]
         if not isinstance(result, ModelRunnerOutput):
             raise self.members[-1].blame(_no_tokens(result))
         return result
@@ -252,8 +258,7 @@ class Executor:
     def note_answered(self, step: StepInFlight) -> None:
         """Learn how long such steps take and tell the observer; for after the next step was sent."""
         size = _step_size(step.output)
-        for member, reply in zip(self.members, step.replies, strict=True):
-            result = reply.result()
+        for member, result in zip(self.members, step.results, strict=True):
             if not isinstance(result, ExecutePending):
                 seconds = compute_seconds(result.timings)
                 self.deadlines[member.rank].observe(**size, seconds=seconds)
@@ -261,19 +266,17 @@ class Executor:
 
     def timings(self, step: StepInFlight) -> dict[Rank, StepTimings]:
         """Where the time of a step went on each rank that says so, once all have answered."""
-        results = [reply.result() for reply in step.replies]
         return {
             member.rank: result.timings
-            for member, result in zip(self.members, results, strict=True)
+            for member, result in zip(self.members, step.results, strict=True)
             if not isinstance(result, ExecutePending)
         }
 
     def state_digests(self, step: StepInFlight) -> dict[str, bytes | None]:
         """What each rank, by name, says of its books after a step that all have answered."""
-        results = [reply.result() for reply in step.replies]
         return {
             str(member): None if isinstance(result, ExecutePending) else result.state_digest
-            for member, result in zip(self.members, results, strict=True)
+            for member, result in zip(self.members, step.results, strict=True)
         }
 
     def on_lost(self, callback: Callable[[ServiceError], None]) -> None:
@@ -282,6 +285,11 @@ class Executor:
             callback(self._lost)
         else:
             self._lost_callbacks.append(callback)
+
+    @property
+    def logits_processors(self) -> frozenset[str]:
+        """Names of the custom logits processors of the rank that samples."""
+        return frozenset(self._ranks[-1].info.logits_processors)
 
     def topology(self) -> tuple[WorkerTopology, ...]:
         """Every rank in stage order, lost ones with their cause."""

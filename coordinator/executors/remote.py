@@ -8,6 +8,7 @@ import asyncio
 from asyncio import Future
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import cast
 
 from stepwire.v1 import worker_pb2 as pb
 from stepwire.v1.worker_pb2_grpc import WorkerStub
@@ -15,7 +16,7 @@ from stepwire.v1.worker_pb2_grpc import WorkerStub
 from common.codecs import stream_codec, worker_codec
 from common.errors import DeadlineExceeded, ServiceError, WorkerLost, WrongState
 from common.rpc.status import service_errors
-from common.step import ExecuteResult, ModelRunnerOutput, SchedulerOutput, StepId
+from common.step import ExecuteResult, GrammarMask, ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import (
     Authority,
     BeginGeneration,
@@ -169,9 +170,11 @@ class RemoteWorker:
         reply = await self._connection.call(self._stub.ExecuteModel, spelled, deadline=None)
         return stream_codec.decode_execute_result(reply)
 
-    async def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    async def sample_tokens(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> ModelRunnerOutput:
         """Run the sample phase by a unary call."""
-        request = stream_codec.encode_sample_tokens(step_id)
+        request = stream_codec.encode_sample_tokens(step_id, mask)
         reply = await self._connection.call(self._stub.SampleTokens, request, deadline=None)
         return stream_codec.decode_sample_result(reply)
 
@@ -186,6 +189,13 @@ class RemoteWorker:
         )
         request = pb.RunStepsRequest(execute=execute, sample_with_execute=sample)
         return self._stream.submit(output.step_id, request)
+
+    def submit_sample(self, step_id: StepId, mask: GrammarMask) -> "Future[ModelRunnerOutput]":
+        """Queue a sample phase on the stream; fails with WrongState before connect_peers."""
+        if self._stream is None:
+            return cast("Future[ModelRunnerOutput]", self._refused_step())
+        request = pb.RunStepsRequest(sample=stream_codec.encode_sample_tokens(step_id, mask))
+        return cast("Future[ModelRunnerOutput]", self._stream.submit(step_id, request))
 
     async def watch_status(self, *, interval: float) -> AsyncGenerator[WorkerActivity]:
         """What the worker is doing, also across broken connections; interval in seconds."""

@@ -1,6 +1,7 @@
 """Blocks for the tokens of one sequence: look a prefix up, reserve, append, publish, release."""
 
 from array import array
+from collections.abc import Sequence
 
 from common.errors import CacheFull
 from coordinator.kv.block_pool import BlockPool
@@ -46,13 +47,24 @@ class KVAllocator:
         """Blocks that hold num_tokens tokens."""
         return -(-num_tokens // self._block_size)
 
-    def reserve(self, blocks: SequenceBlocks, token_ids: "array[int]", *, num_spare: int) -> int:
+    def reserve(
+        self,
+        blocks: SequenceBlocks,
+        token_ids: "array[int]",
+        *,
+        num_spare: int,
+        reads_prefixes: bool = True,
+        beside: Sequence[int] = (),
+    ) -> int:
         """Fill an empty table for these tokens and return how many are computed already.
 
-        Raises CacheFull, taking nothing, unless num_spare blocks stay free beside it.
+        beside: blocks of another table that hold the beginning of the tokens, and leave one to be
+        computed. Raises CacheFull, taking nothing, unless num_spare blocks stay free beside it.
         """
         assert not blocks.table, "a table is reserved once"
-        shared = self._prefixes.find(blocks.hashes, token_ids)
+        shared = list(beside)
+        if not shared and reads_prefixes:
+            shared = self._prefixes.find(blocks.hashes, token_ids)
         count = self.num_blocks_for(len(token_ids)) - len(shared)
         # A found block that nobody owns is free now and no longer once it is shared.
         if count + num_spare > self._pool.num_free - self._pool.count_free(shared):
@@ -63,6 +75,10 @@ class KVAllocator:
         num_computed = len(shared) * self._block_size
         blocks.publish_at = num_computed + self._block_size
         return num_computed
+
+    def full_blocks(self, blocks: SequenceBlocks, num_tokens: int) -> list[int]:
+        """The blocks of a table that so many tokens fill, but for the one the last token stands in."""
+        return blocks.table[: (num_tokens - 1) // self._block_size]
 
     def append(self, blocks: SequenceBlocks, num_tokens: int) -> None:
         """Extend a table until it holds num_tokens tokens; raises CacheFull, taking nothing."""

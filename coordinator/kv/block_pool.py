@@ -53,10 +53,10 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Give blocks worth keeping one more owner each."""
+        """Give blocks that are owned or worth keeping one more owner each."""
         for block in blocks:
-            assert self._is_worth_keeping[block], f"block {block} holds nothing to share"
             if not self._num_owners[block]:
+                assert self._is_worth_keeping[block], f"block {block} holds nothing to share"
                 del self._kept[block]
             self._num_owners[block] += 1
 

@@ -12,6 +12,7 @@ def token_delta(
     first_row: int,
     num_logprobs: int | None,
     num_cached_tokens: int,
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
 ) -> TokenDelta:
     """The delta of the tokens a row emitted; num_logprobs is what its request asked for.
 
@@ -21,18 +22,19 @@ def token_delta(
     positions = None
     if num_logprobs is not None and logprobs is not None:
         positions = tuple(
-            _token_logprobs(logprobs, first_row + index, num_logprobs)
+            token_logprobs(logprobs, first_row + index, num_logprobs)
             for index in range(len(token_ids))
         )
     return TokenDelta(
         token_ids=token_ids,
         logprobs=positions,
+        prompt_logprobs=prompt_logprobs,
         finish_reason=finish_reason,
         num_cached_tokens=num_cached_tokens,
     )
 
 
-def _token_logprobs(logprobs: Logprobs, row: int, num_logprobs: int) -> TokenLogprobs:
+def token_logprobs(logprobs: Logprobs, row: int, num_logprobs: int) -> TokenLogprobs:
     """Entry 0 of a row is the chosen token; a step holds as many best ones as its greediest row."""
     token_ids = logprobs.token_ids[row, : num_logprobs + 1].tolist()
     values = logprobs.logprobs[row, : num_logprobs + 1].tolist()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from common.errors import StepFailed
 from common.step import ModelRunnerOutput, SchedulerOutput
 from coordinator.kv.allocator import KVAllocator
+from coordinator.scheduling.planner import ScheduledRows
 from coordinator.scheduling.sequence import Sequence, SequenceState
 
 
@@ -55,3 +56,28 @@ class PlannedStep:
             # One that was preempted or has ended since has no blocks.
             if sequence.state is SequenceState.RUNNING:
                 allocator.publish(sequence.blocks, sequence.token_ids, num_computed=num_computed)
+
+
+def start_rows(
+    output: SchedulerOutput, *, cohort: int, new: ScheduledRows, cached: ScheduledRows
+) -> PlannedStep:
+    """Count a step's rows as computed, as if all their drafts were right, and note what it samples."""
+    sampling: list[tuple[Sequence, int]] = []
+    filling: list[tuple[Sequence, int]] = []
+    last_step = output.step_id.step
+    for rows in (new, cached):
+        for sequence, num_tokens, num_drafts in zip(
+            rows.sequences, rows.num_tokens, rows.num_drafts, strict=True
+        ):
+            num_computed = sequence.num_computed_tokens + num_tokens
+            sequence.num_computed_tokens = sequence.num_planned_tokens = num_computed
+            sequence.last_step = last_step
+            num_known = len(sequence.token_ids) + sequence.num_placeholders
+            if num_computed == num_known + num_drafts:
+                sequence.num_placeholders += 1 + num_drafts
+                sampling.append((sequence, num_drafts))
+            elif num_computed >= sequence.blocks.publish_at:
+                filling.append((sequence, num_computed))
+    return PlannedStep(
+        output=output, cohort=cohort, sampling=tuple(sampling), filling=tuple(filling)
+    )

@@ -34,6 +34,18 @@ class ScheduledRows:
         """How many there are."""
         return len(self.sequences)
 
+    @property
+    def has_constrained(self) -> bool:
+        """Whether one samples whose output has a grammar; counts are read as before the step."""
+        return any(
+            sequence.matcher is not None
+            and sequence.num_computed_tokens + num_tokens - num_drafts
+            == sequence.num_tokens + sequence.num_placeholders
+            for sequence, num_tokens, num_drafts in zip(
+                self.sequences, self.num_tokens, self.num_drafts, strict=True
+            )
+        )
+
     def append(self, sequence: Sequence, num_tokens: int, num_drafts: int = 0) -> None:
         """Add one; the drafts are among its tokens."""
         self.sequences.append(sequence)
@@ -84,7 +96,9 @@ class StepPlanner:
             self._held.remove(handle)
             self._preempted.append(handle)
 
-    def plan(self, *, new: ScheduledRows, cached: ScheduledRows) -> SchedulerOutput:
+    def plan(
+        self, *, new: ScheduledRows, cached: ScheduledRows, grammar_mask_follows: bool = False
+    ) -> SchedulerOutput:
         """Write a step with these rows, perhaps none, and every drop not yet delivered.
 
         new: those the workers do not hold. Computed counts are read as they are before the step.
@@ -98,6 +112,7 @@ class StepPlanner:
                 if self._has_drafts
                 else []
             ),
+            grammar_mask_follows=grammar_mask_follows,
         )
 
     def plan_warm_up(self, handle: int) -> SchedulerOutput:
@@ -135,6 +150,7 @@ class StepPlanner:
         cached_requests: CachedRequests,
         counts: list[int],
         wanted: list[int] | None = None,
+        grammar_mask_follows: bool = False,
     ) -> SchedulerOutput:
         base_step = self._last_step
         self._last_step += 1
@@ -146,6 +162,7 @@ class StepPlanner:
             num_scheduled_tokens=_column(array("i", counts), np.int32),
             finished_handles=np.array(self._finished, dtype=np.uint64),
             preempted_handles=np.array(self._preempted, dtype=np.uint64),
+            grammar_mask_follows=grammar_mask_follows,
             want_state_digest=self._is_state_check(self._last_step),
             num_drafts_wanted=_column(array("i", wanted or []), np.int32),
         )

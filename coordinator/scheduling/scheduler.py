@@ -25,18 +25,20 @@ from collections import deque
 from common.config import ScheduleConfig
 from common.errors import CacheFull, InvalidRequest
 from common.requests import Request, TokenDelta
-from common.step import ModelRunnerOutput, SchedulerOutput
+from common.step import GrammarMask, ModelRunnerOutput, SchedulerOutput
 from coordinator.kv.allocator import KVAllocator
 from coordinator.kv.block_pool import BlockPool
 from coordinator.kv.prefix_cache import NoPrefixCache, PrefixCache
 from coordinator.scheduling.budget import StepBudget
 from coordinator.scheduling.cohorts import Cohorts, fair_tokens, insert_by_rank
-from coordinator.scheduling.commit import NO_DRAFTS, commit_tokens
+from coordinator.scheduling.committing import commit_prompt_logprobs, commit_tokens
 from coordinator.scheduling.counters import ScheduleCounters
-from coordinator.scheduling.planned_step import PlannedStep
+from coordinator.scheduling.draft_room import DraftRoom
+from coordinator.scheduling.grammar_masks import GrammarMasks
+from coordinator.scheduling.planned_step import PlannedStep, start_rows
 from coordinator.scheduling.planner import ScheduledRows, StepPlanner
 from coordinator.scheduling.preemption import last_in_rank
-from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState
+from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState, TokenMatcher
 from coordinator.scheduling.waiting_queue import FirstComeQueue, PriorityQueue, WaitingQueue
 
 
@@ -68,6 +70,7 @@ class Scheduler:
             block_size=block_size,
             prefixes=PrefixCache(block_size=block_size) if has_prefix_cache else NoPrefixCache(),
         )
+        self._draft_room = DraftRoom(self._allocator)
         self._planner = StepPlanner(
             check_state_every=config.check_state_every, has_drafts=most_drafts > 0
         )
@@ -80,6 +83,10 @@ class Scheduler:
         self._in_flight: deque[PlannedStep] = deque()
         self._last_committed = 0
         self._last_handle = 0
+        self._masks = GrammarMasks()
+        self._num_constrained = 0
+        self.failures: list[tuple[int, str]] = []
+        """Requests that ended by a fault of ours, with the reason; whoever tells them empties it."""
         self.counters = ScheduleCounters()
         self.max_sequence_len = min(max_model_len, self._allocator.capacity)
         """Most tokens of a sequence, prompt and output: the model's length or all the cache holds."""
@@ -122,6 +129,7 @@ class Scheduler:
             self.abort(handle)
         while self._in_flight:
             self._end_step(self._in_flight.popleft())
+        self._masks.forget()
         # The next generation's workers may have other keys and values in their blocks, or none.
         self._allocator.forget_prefixes()
 
@@ -134,10 +142,17 @@ class Scheduler:
         """What workers must answer once they have run every step planned so far and no other."""
         return self._planner.state_digest(self._running.values())
 
-    def add(self, request: Request) -> int:
+    def add(
+        self,
+        request: Request,
+        *,
+        leader: int | None = None,
+        matcher: TokenMatcher | None = None,
+    ) -> int:
         """Queue a request and return its handle.
 
-        Raises InvalidRequest when it can never run, Overloaded when the queue is full.
+        leader: a sequence with the same prompt, whose blocks this one shares. matcher: the grammar of
+        its output, of nobody else. Raises InvalidRequest when it can never run, Overloaded when the queue is full.
         """
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_sequence_len:
@@ -153,10 +168,13 @@ class Scheduler:
             eos_token_ids=self._eos_token_ids,
             has_priorities=self.config.has_priorities,
             most_drafts=self._most_drafts,
+            leader=None if leader is None else self._sequences.get(leader),
+            matcher=matcher,
         )
         self._waiting.append(sequence)
         self._last_handle = sequence.handle
         self._sequences[sequence.handle] = sequence
+        self._num_constrained += matcher is not None
         return sequence.handle
 
     def abort(self, handle: int) -> None:
@@ -167,13 +185,17 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step; None when nothing can run before a step in flight is committed."""
-        if len(self._in_flight) >= self._max_steps_in_flight:
+        if len(self._in_flight) >= self._max_steps_in_flight or self._masks.is_one_due:
             return None
         for cohort in self._cohorts.ready_in_turn():
             new, cached = self._choose_rows(cohort)
             if new or cached:
                 return self._start_step(cohort, new=new, cached=cached)
         return None
+
+    def take_grammar_mask(self) -> tuple[SchedulerOutput, GrammarMask] | None:
+        """A planned step that waits for its grammar mask, and the mask, once that can be made."""
+        return self._masks.take()
 
     def plan_step_without_tokens(self) -> SchedulerOutput:
         """Plan a step that only tells the workers which requests are finished or preempted."""
@@ -200,8 +222,14 @@ class Scheduler:
             self.abort(handle)
         if step.cohort is None:
             return []
+        commit_prompt_logprobs(self._sequences, result)
         deltas = commit_tokens(
-            step, result, allocator=self._allocator, counters=self.counters, on_end=self._finish
+            step,
+            result,
+            allocator=self._allocator,
+            counters=self.counters,
+            failures=self.failures,
+            on_end=self._finish,
         )
         step.publish_prefixes(self._allocator)
         return deltas
@@ -230,7 +258,7 @@ class Scheduler:
                 continue  # the last token of the output is in flight
             if num_tokens > sequence.blocks.num_slots and not self._make_room(sequence):
                 break
-            num_missing = num_tokens - sequence.num_computed_tokens
+            num_missing, num_drafts = num_tokens - sequence.num_computed_tokens, 0
             if num_missing > 1:
                 num_missing = budget.fit(self._chunk(num_missing))
             elif self._most_drafts:
@@ -238,29 +266,13 @@ class Scheduler:
                     continue  # how far it is computed is told by one step in flight, not by two
                 # Nobody behind this row shall miss its token for the sake of a guess.
                 num_left = budget.num_tokens - self._cohorts.size(cohort) + len(rows)
-                num_drafts = self._drafts_of(sequence, num_tokens, most=num_left)
-                budget.num_tokens -= num_missing + num_drafts
-                rows.append(sequence, num_missing + num_drafts, num_drafts)
-                continue
+                num_drafts = self._draft_room.num_drafts(
+                    sequence, num_tokens=num_tokens, most=num_left, num_spare=len(self._running)
+                )
+                num_missing += num_drafts
             budget.num_tokens -= num_missing
-            rows.append(sequence, num_missing)
+            rows.append(sequence, num_missing, num_drafts)
         return rows
-
-    def _drafts_of(self, sequence: Sequence, num_tokens: int, *, most: int) -> int:
-        """Drafts behind num_tokens tokens that a step checks: those there are, or may be by then.
-
-        Blocks are taken for them while there are enough for everybody's next token.
-        """
-        num_there = sequence.num_wanted if sequence.num_placeholders else len(sequence.drafts)
-        num_drafts = min(num_there, most, sequence.max_len - num_tokens - 1)
-        num_short = num_tokens + num_drafts - sequence.blocks.num_slots
-        if num_drafts > 0 and num_short > 0:
-            num_blocks = self._allocator.num_blocks_for(num_short)
-            if num_blocks + len(self._running) <= self._allocator.num_free_blocks:
-                self._allocator.append(sequence.blocks, num_tokens + num_drafts)
-            else:
-                num_drafts -= num_short
-        return max(num_drafts, 0)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Give a sequence blocks for all its tokens; False when it was preempted itself."""
@@ -289,8 +301,10 @@ class Scheduler:
         )
         while budget.num_tokens and budget.num_seats and len(rows) < num_places:
             sequence = self._waiting.peek()
+            if sequence is None or sequence.waits_for_leader:
+                break
             # A preempted sequence waits for its tokens in flight, and all behind it wait.
-            if sequence is None or sequence.last_step > self._last_committed:
+            if sequence.last_step > self._last_committed:
                 break
             # What would lie beyond this cohort's share for the most part is left to another one.
             is_for_others = bool(rows) and sequence.num_tokens > 2 * num_tokens_left
@@ -316,21 +330,28 @@ class Scheduler:
         """Let a waiting sequence run; False when the blocks do not suffice."""
         try:
             num_computed = self._allocator.reserve(
-                sequence.blocks, sequence.token_ids, num_spare=self._num_spare_blocks
+                sequence.blocks,
+                sequence.token_ids,
+                num_spare=self._num_spare_blocks,
+                reads_prefixes=sequence.reads_prefixes,
+                beside=self._leaders_blocks(sequence),
             )
         except CacheFull:
             return False
-        sequence.num_computed_tokens = num_computed
-        sequence.drafts = NO_DRAFTS
-        if not sequence.was_admitted:
-            sequence.was_admitted = True
-            sequence.num_cached_tokens = num_computed
+        if sequence.begin(num_computed):
             self.counters.note_prompt(num_tokens=sequence.num_tokens, num_cached=num_computed)
         self._waiting.remove(sequence)
         sequence.move(SequenceEvent.ADMIT)
         insert_by_rank(self._running, sequence)
         self._cohorts.join(sequence, cohort)
         return True
+
+    def _leaders_blocks(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the sequence's prompt, full ones: ranks run the steps that fill them first."""
+        leader = sequence.leader
+        if leader is None or leader.state is not SequenceState.RUNNING:
+            return []
+        return self._allocator.full_blocks(leader.blocks, sequence.num_prompt_tokens)
 
     @property
     def _num_spare_blocks(self) -> int:
@@ -354,6 +375,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.move(SequenceEvent.FINISH)
         del self._sequences[sequence.handle]
+        self._num_constrained -= sequence.matcher is not None
         self._planner.drop_finished(sequence.handle)
 
     def _stop_running(self, sequence: Sequence) -> None:
@@ -364,29 +386,13 @@ class Scheduler:
     def _start_step(
         self, cohort: int, *, new: ScheduledRows, cached: ScheduledRows
     ) -> SchedulerOutput:
-        output = self._planner.plan(new=new, cached=cached)
-        sampling: list[tuple[Sequence, int]] = []
-        filling: list[tuple[Sequence, int]] = []
-        last_step = output.step_id.step
-        for rows in (new, cached):
-            for sequence, num_tokens, num_drafts in zip(
-                rows.sequences, rows.num_tokens, rows.num_drafts, strict=True
-            ):
-                num_computed = sequence.num_computed_tokens + num_tokens
-                sequence.num_computed_tokens = sequence.num_planned_tokens = num_computed
-                sequence.last_step = last_step
-                num_known = len(sequence.token_ids) + sequence.num_placeholders
-                if num_computed == num_known + num_drafts:
-                    sequence.num_placeholders += 1 + num_drafts
-                    sampling.append((sequence, num_drafts))
-                elif num_computed >= sequence.blocks.publish_at:
-                    filling.append((sequence, num_computed))
+        has_mask = self._num_constrained > 0 and (new.has_constrained or cached.has_constrained)
+        output = self._planner.plan(new=new, cached=cached, grammar_mask_follows=has_mask)
+        step = start_rows(output, cohort=cohort, new=new, cached=cached)
+        if has_mask:
+            self._masks.expect(output, step.sampling)
         self._cohorts.start_step(cohort)
-        self._in_flight.append(
-            PlannedStep(
-                output=output, cohort=cohort, sampling=tuple(sampling), filling=tuple(filling)
-            )
-        )
+        self._in_flight.append(step)
         return output
 
     def _start_rowless_step(self, output: SchedulerOutput) -> SchedulerOutput:

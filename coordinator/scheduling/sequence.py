@@ -1,14 +1,37 @@
 """One sequence: its tokens, blocks, counts and state. Knows nothing of steps or other sequences."""
 
 from array import array
+from collections.abc import Sequence as Sequence_
 from enum import Enum, auto
+from typing import Protocol
 
-from common.requests import FinishReason, Request
+from common.requests import FinishReason, Request, TokenLogprobs
+from common.step import Int32s, PromptLogprobs
 from common.transitions import Transitions
 from coordinator.kv.allocator import SequenceBlocks
+from coordinator.scheduling.deltas import token_logprobs
 from coordinator.speculation.draft_policy import DraftLimit
 
 TOKEN_TYPECODE = "i"
+
+NO_DRAFTS: list[int] = []
+
+
+class TokenMatcher(Protocol):
+    """The grammar of one output."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing but an end may follow."""
+        ...
+
+    def advance(self, token_id: int) -> bool:
+        """Take the next token of the output; False when the grammar does not allow it."""
+        ...
+
+    def masks_along(self, drafts: "Sequence_[int]" = ()) -> Int32s:
+        """What may follow the output and each of its drafts that the grammar allows; int32 [1 + n, words]."""
+        ...
 
 
 class SequenceState(Enum):
@@ -50,6 +73,8 @@ class Sequence:
     rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: number
     of the step that computed it last, source_step: of the one whose tokens that step was fed, or 0. num_sent_tokens, num_sent_blocks: how much of it the workers
     were told or sampled themselves, kept by the planner. end_token_ids: tokens that end the output.
+    matcher: what its grammar allows next; None: anything.
+    leader: a sequence with the same prompt, whose blocks of it this one takes over; None: it has none.
     """
 
     __slots__ = (
@@ -60,6 +85,8 @@ class Sequence:
         "end_token_ids",
         "handle",
         "last_step",
+        "leader",
+        "matcher",
         "max_len",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -69,6 +96,7 @@ class Sequence:
         "num_sent_blocks",
         "num_sent_tokens",
         "num_wanted",
+        "prompt_logprobs",
         "rank",
         "request",
         "source_step",
@@ -86,8 +114,12 @@ class Sequence:
         eos_token_ids: frozenset[int] = frozenset(),
         has_priorities: bool = False,
         most_drafts: int = 0,
+        leader: "Sequence | None" = None,
+        matcher: TokenMatcher | None = None,
     ) -> None:
         self.handle = handle
+        self.matcher = matcher
+        self.leader = leader
         self.request = request
         self.rank = (request.priority if has_priorities else 0, handle)
         self.token_ids = array(TOKEN_TYPECODE, request.prompt_token_ids)
@@ -99,7 +131,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_placeholders = 0
         self.num_planned_tokens = 0
-        self.drafts: list[int] = []
+        self.drafts = NO_DRAFTS
         self.num_wanted = 0
         self.draft_limit = DraftLimit(most_drafts)
         self.num_sent_tokens = 0
@@ -111,21 +143,67 @@ class Sequence:
         self.last_step = 0
         self.source_step = 0
         self.state = SequenceState.WAITING
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        if request.sampling.num_prompt_logprobs is not None:
+            self.prompt_logprobs = []
 
     @property
     def num_tokens(self) -> int:
         """Known tokens."""
         return len(self.token_ids)
 
+    @property
+    def waits_for_leader(self) -> bool:
+        """Whether the leader's prompt is still to be computed, in a step before this one's first."""
+        leader = self.leader
+        return (
+            leader is not None
+            and leader.state is not SequenceState.FINISHED
+            and leader.num_computed_tokens < self.num_prompt_tokens
+        )
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether blocks that others have filled may be taken over: not while each state is needed."""
+        known = self.prompt_logprobs
+        return known is None or len(known) >= self.num_prompt_tokens - 1
+
+    def add_prompt_logprobs(self, part: PromptLogprobs) -> None:
+        """Take a chunk's; what is known from before a preemption is computed again and left out."""
+        known, count = self.prompt_logprobs, self.request.sampling.num_prompt_logprobs
+        if known is None or count is None:
+            return
+        first_row = len(known) + 1 - part.first_position
+        for row in range(first_row, len(part.logprobs.ranks)):
+            known.append(token_logprobs(part.logprobs, row, count))
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """All of them, for the delta of the first output token; None with every later one."""
+        if self.prompt_logprobs is None or self.num_tokens != self.num_prompt_tokens + 1:
+            return None
+        return tuple(self.prompt_logprobs)
+
     def move(self, event: SequenceEvent) -> None:
         """Change state; raises WrongState when the event cannot happen in this one."""
         self.state = TRANSITIONS.next(self.state, event)
+
+    def begin(self, num_computed: int) -> bool:
+        """Start with so many computed tokens and no drafts; say whether it is the first admission."""
+        is_first = not self.was_admitted
+        if is_first:
+            self.was_admitted = True
+            self.num_cached_tokens = num_computed
+        self.num_computed_tokens = num_computed
+        self.drafts = NO_DRAFTS
+        self.leader = None
+        return is_first
 
     def commit(
         self, token_ids: list[int], *, num_planned: int = 0
     ) -> tuple[int, FinishReason | None]:
         """Commit what the oldest step in flight emitted, at least one token, of num_planned drafts.
 
+        The matcher has taken these tokens, and no more come once it is over.
         Says how many tokens the output takes, and whether the last of them ends it: end token, then
         length. Drafts that were rejected, or never there, leave the counts.
         """
@@ -135,6 +213,8 @@ class Sequence:
         for count, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
             if token_id in self.end_token_ids:
+                return count, FinishReason.STOP
+            if self.matcher is not None and count == len(token_ids) and self.matcher.is_over:
                 return count, FinishReason.STOP
             if len(self.token_ids) >= self.max_len:
                 return count, FinishReason.LENGTH

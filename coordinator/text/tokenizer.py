@@ -36,6 +36,10 @@ class Tokenizer:
             raise ModelError(f"{path} cannot be read: {error}") from error
         return cls(file, template=_chat_template(folder))
 
+    def to_json(self) -> str:
+        """The file again, as `tokenizers` writes it."""
+        return self._file.to_str()
+
     @property
     def max_token_characters(self) -> int:
         """The most characters of a text that one token takes."""
@@ -44,6 +48,14 @@ class Tokenizer:
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """Encode a plain prompt, with the special tokens the model's post-processor adds."""
         return await asyncio.to_thread(self._encode, text, add_special_tokens=True)
+
+    async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Every sequence of tokens a word is written by: at the beginning of a text, and behind a space."""
+        spelled = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
+        encodings = await asyncio.to_thread(
+            self._file.encode_batch_fast, spelled, add_special_tokens=False
+        )
+        return tuple(dict.fromkeys(tuple(each.ids) for each in encodings if each.ids))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Render and encode messages of `role` and `content`; special tokens are those the template writes.

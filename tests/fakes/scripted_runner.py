@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from common.errors import InvalidStep, WrongOrder
-from common.step import ModelRunnerOutput, Phase, Ragged, SchedulerOutput, StepId, StepKey
+from common.step import (
+    GrammarMask,
+    ModelRunnerOutput,
+    Phase,
+    Ragged,
+    SchedulerOutput,
+    StepId,
+    StepKey,
+)
 from common.worker_api import (
     KVCacheGroup,
     KVCacheSpec,
@@ -25,6 +33,7 @@ from common.worker_api import (
 from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.runner.digests import Digests
 from worker_service.runner.preprocess import StageInputs
+from worker_service.sampling.custom_processors import CustomProcessors
 
 BLOCK_BYTES = 1024
 
@@ -36,8 +45,15 @@ class ScriptedRunner:
     step runs, and may raise.
     """
 
-    def __init__(self, *, device: torch.device, folder: Path, request: LoadModel) -> None:
-        del device, folder
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        folder: Path,
+        request: LoadModel,
+        custom_processors: CustomProcessors | None = None,
+    ) -> None:
+        del device, folder, custom_processors
         self.request = request
         self.applied: list[tuple[int, str]] = []
         self.invalid_steps: set[int] = set()
@@ -108,7 +124,10 @@ class ScriptedRunner:
         self._pending = (output, came_in + 1)
         return None
 
-    def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    def validate_mask(self, step_id: StepId, mask: GrammarMask | None) -> None:
+        """Take any."""
+
+    def sample_tokens(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Answer one token for every row: the value of the tensor."""
         if self._pending is None:
             raise WrongOrder("nothing was executed")

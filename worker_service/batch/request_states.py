@@ -16,11 +16,12 @@ from worker_service.batch.slot_lists import SlotLists
 class RequestStates:
     """Tokens, block table and computed count of each live request.
 
-    num_computed int32 [slots]: known tokens whose keys and values stand in the cache, or will once
-    the step being executed has run. num_drafts int32 [slots]: drafts that step computes behind them;
-    some may turn out to be the sequence's tokens. num_room int32 [slots]: drafts that step was planned
-    for, of which there may be fewer. num_planned int32 [slots]: tokens the scheduler counted as
-    computed when it had planned that step, as if every draft in flight were right.
+    num_prompt int32 [slots]: how many of the tokens are the prompt. num_computed int32 [slots]: known
+    tokens whose keys and values stand in the cache, or will once the step being executed has run.
+    num_drafts int32 [slots]: drafts that step computes behind them; some may turn out to be the
+    sequence's tokens. num_room int32 [slots]: drafts that step was planned for, of which there may be
+    fewer. num_planned int32 [slots]: tokens the scheduler counted as computed when it had planned that
+    step, as if every draft in flight were right.
     """
 
     def __init__(self, *, num_slots: int, max_model_len: int, block_size: int) -> None:
@@ -29,6 +30,7 @@ class RequestStates:
         self.block_size = block_size
         self.tokens = SlotLists(num_slots=num_slots, width=max_model_len)
         self.blocks = SlotLists(num_slots=num_slots, width=-(-max_model_len // block_size))
+        self.num_prompt: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_computed: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_drafts: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_room: Int32s = np.zeros(num_slots, dtype=np.int32)
@@ -65,6 +67,7 @@ class RequestStates:
         self._slot_by_handle[request.handle] = slot
         self.tokens.replace(slot, request.token_ids)
         self.blocks.replace(slot, request.block_ids[0])
+        self.num_prompt[slot] = request.num_prompt_tokens
         self.num_computed[slot] = request.num_computed_tokens
         self.num_drafts[slot] = self.num_room[slot] = 0
         self.num_planned[slot] = request.num_computed_tokens
@@ -114,6 +117,7 @@ class RequestStates:
         self.tokens.grow(new)
         self.blocks.grow(new)
         added = np.zeros(new - old, np.int32)
+        self.num_prompt = np.concatenate([self.num_prompt, added])
         self.num_computed = np.concatenate([self.num_computed, added])
         self.num_drafts = np.concatenate([self.num_drafts, added])
         self.num_room = np.concatenate([self.num_room, added])

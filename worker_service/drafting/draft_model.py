@@ -179,7 +179,7 @@ class DraftModel:
         # The records are this call's own; nobody reads the log-probabilities of a draft.
         rows.records["num_logprobs"] = NO_LOGPROBS
         sampled = sample(self._model.compute_logits(hidden_RD), rows)
-        return sampled.is_finite, sampled.token_ids
+        return sampled.is_sampled, sampled.token_ids
 
     def _forward(self, spans: TokenSpans, spare_rows: Int64s) -> Tensor:
         """Run the model on some tokens of each row; last hidden states of each row's last token."""

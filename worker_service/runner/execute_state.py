@@ -8,6 +8,7 @@ from torch import Tensor
 from common.step import Int32s, Int64s, Ragged, SchedulerOutput, StepId, Uint64s
 from worker_service.batch.input_batch import InputBatch
 from worker_service.batch.request_states import RequestStates
+from worker_service.sampling.prompt_logprobs import PromptPiece, prompt_pieces
 from worker_service.sampling.sampling_states import SamplingRows, SamplingStates
 
 
@@ -17,7 +18,8 @@ class ExecuteModelState:
 
     handles uint64 [S]; slots int64 [S]; num_known int64 [S], before the draw; drafts: Ragged of S
     rows; hidden_ND: the last layer's output at each row's last known token and at its drafts; how to
-    draw from each; num_wanted int32 [S], most drafts to propose next.
+    draw from each; num_wanted int32 [S], most drafts to propose next. needs_mask: sampling waits for a
+    grammar mask. prompts: of rows whose prompts' log-probabilities are wanted, sampling or not.
     """
 
     step_id: StepId
@@ -28,7 +30,9 @@ class ExecuteModelState:
     hidden_ND: Tensor
     sampling: SamplingRows
     num_wanted: Int32s
+    prompts: tuple[PromptPiece, ...]
     want_state_digest: bool
+    needs_mask: bool = False
 
 
 def keep_rows(
@@ -40,6 +44,7 @@ def keep_rows(
     sampling: SamplingStates,
 ) -> ExecuteModelState:
     """What the sample phase needs, of the rows that sample."""
+    prompts = prompt_pieces(batch, hidden_TD, states=states, sampling=sampling)
     rows, chosen = batch.rows, batch.sampling_rows
     slots, num_drafts = rows.slots[chosen], rows.num_drafts[chosen]
     num_known = batch.seq_lens_np[chosen].astype(np.int64) - num_drafts
@@ -63,5 +68,7 @@ def keep_rows(
         hidden_ND=hidden_TD,
         sampling=sampling.rows(slots_N, positions=positions_N),
         num_wanted=rows.num_wanted[chosen],
+        prompts=prompts,
         want_state_digest=output.want_state_digest,
+        needs_mask=output.grammar_mask_follows,
     )

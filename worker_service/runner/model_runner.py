@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.clock import Clock, SystemClock
 from common.errors import WrongOrder
-from common.step import ModelRunnerOutput, SchedulerOutput, StepId
+from common.step import GrammarMask, ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import KVCacheSpec, LoadModel, LoadReport, MemoryBudget, MemoryReport
 from worker_service.attention.backend import Attend, AttentionBackend
 from worker_service.attention.kv_cache import KVCache
@@ -40,6 +40,10 @@ from worker_service.runner.proposal import propose_drafts
 from worker_service.runner.token_feedback import TokenFeedback
 from worker_service.runner.update_states import update_states
 from worker_service.runner.validation import StepLimits, validate_step
+from worker_service.sampling.custom_processors import CustomProcessors
+from worker_service.sampling.grammar_mask import masked_rows, validate_mask
+from worker_service.sampling.logit_editor import LogitEditor
+from worker_service.sampling.prompt_logprobs import compute_prompt_logprobs
 from worker_service.sampling.rejection_sampler import accept_drafts
 from worker_service.sampling.sampler import sample
 from worker_service.sampling.sampling_states import SamplingStates
@@ -59,6 +63,7 @@ class ModelRunner:
         folder: Path,
         request: LoadModel,
         clock: Clock | None = None,
+        custom_processors: CustomProcessors | None = None,
     ) -> None:
         self._device = device
         self._folder = folder
@@ -71,6 +76,7 @@ class ModelRunner:
             block_size=request.block_size,
         )
         self._sampling = SamplingStates(num_slots=request.max_num_seqs)
+        self._editor = LogitEditor(self._states, custom_processors)
         most_drafts = request.speculation.most_drafts
         self._feedback = TokenFeedback(self._states, most_drafts=most_drafts)
         self._drafter: Drafter = NoDrafter()
@@ -212,8 +218,20 @@ class ModelRunner:
         )
         return None
 
+    def validate_mask(self, step_id: StepId, mask: GrammarMask | None) -> None:
+        """Raise InvalidStep, changing nothing, unless the step's mask is there if it needs one, and fits."""
+        state = self._due
+        if state is not None and state.step_id == step_id:
+            validate_mask(
+                mask,
+                handles=state.handles,
+                num_drafts=state.drafts.lengths,
+                needs_mask=state.needs_mask,
+                vocab_size=self._stage.spec.vocab_size,
+            )
+
     @torch.inference_mode()
-    def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    def sample_tokens(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Run the sample phase of the step executed last: logits, draw, output.
 
         Raises WrongOrder, changing nothing, when that step's sample phase is not due.
@@ -223,12 +241,18 @@ class ModelRunner:
             raise WrongOrder(f"the sample phase of step {step_id.step} is not due")
         self._due = None
         logits_NV = self._stage.model.compute_logits(state.hidden_ND)
-        emitted = accept_drafts(sample(logits_NV, state.sampling), state.drafts)
+        masked = masked_rows(mask, handles=state.handles, num_drafts=state.drafts.lengths)
+        sampled = sample(logits_NV, state.sampling, self._editor, masked)
+        emitted = accept_drafts(sampled, state.drafts)
+        prompts = tuple(
+            compute_prompt_logprobs(piece, self._stage.model.compute_logits)
+            for piece in state.prompts
+        )
         drafts = propose_drafts(state, emitted, drafter=self._drafter, states=self._states)
         self.last_sampled = sampled_tokens(state, emitted, drafts)
         self._feedback.put(step_id.step, self.last_sampled)
         digests = self.digests(wanted=state.want_state_digest)
-        return collect(state, emitted, drafts, digests=digests)
+        return collect(state, emitted, drafts, prompt_logprobs=prompts, digests=digests)
 
     def _select_drafter(self) -> Drafter:
         request = self._request

@@ -18,7 +18,7 @@ def propose_drafts(
     The emitted tokens are written into the token store behind those known, where the drafter reads
     them; they become known with the next step.
     """
-    chosen = emitted.is_finite
+    chosen = emitted.is_sampled
     num_wanted = state.num_wanted[chosen]
     if not num_wanted.any():
         return Ragged.empty(len(num_wanted))

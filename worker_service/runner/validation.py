@@ -150,7 +150,7 @@ def _repeated(handles: list[int]) -> int:
 
 
 def _check_sources(output: SchedulerOutput, states: RequestStates, feedback: TokenFeedback) -> None:
-    """Refuse what this worker has no source for: tokens no step has sampled, and grammar masks."""
+    """Refuse what this worker has no source for: tokens no step has sampled."""
     cached = output.cached_requests
     sources = cached.token_source_steps
     (fed,) = np.nonzero(sources)
@@ -166,8 +166,6 @@ def _check_sources(output: SchedulerOutput, states: RequestStates, feedback: Tok
                 f"{place}: token_source_steps is {sources[row]} with {num_given[index]} "
                 f"new_token_ids, the request was sampled last in step {sampled_last[index]}"
             )
-    if output.grammar_mask_follows:
-        raise InvalidStep("grammar_mask_follows: this worker takes no grammar masks")
 
 
 def _check_drafts(output: SchedulerOutput, limits: StepLimits) -> None:

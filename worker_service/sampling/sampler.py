@@ -1,11 +1,13 @@
 """The sampler: logits -> tokens, all rows of a batch in one vectorised path.
 
-Order: raw log-probabilities, temperature, min_p, top_k, top_p, Gumbel draw. Temperature 0 is
-greedy: such rows see neither filter nor noise. What a row draws depends on nothing but its own
+Order: grammar mask, raw log-probabilities, edits of the logits, temperature, min_p, top_k, top_p, Gumbel draw.
+Temperature 0 is greedy: such rows see neither filter nor noise. What a row draws depends on nothing but its own
 logits and parameters. Ties go to the lowest token id.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,8 +17,11 @@ from torch import Tensor
 from common.step import Float32s, Int32s, Int64s, Logprobs
 from worker_service.kernels.best_tokens import best_tokens
 from worker_service.kernels.draw import draw_tokens, scale
+from worker_service.kernels.logit_edits import apply_mask
 from worker_service.kernels.sampling_ops import apply_min_p, apply_top_k, apply_top_p
+from worker_service.sampling.grammar_mask import MaskedRows
 from worker_service.sampling.logit_check import finite_rows
+from worker_service.sampling.logit_editor import NOTHING_ALLOWED, LogitEditor
 from worker_service.sampling.logprobs import compute_logprobs
 from worker_service.sampling.sampling_states import NO_LOGPROBS, SamplingRows
 
@@ -24,39 +29,86 @@ from worker_service.sampling.sampling_states import NO_LOGPROBS, SamplingRows
 
 _CPU_ELEMENTS_AT_ONCE = 1 << 16
 
+NOT_FINITE = "the model's logits are not finite numbers"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplerOutput:
     """What was drawn, on the host.
 
-    is_finite bool [S]: rows with a logit that is no finite number have no token; token_ids int32,
-    one for each of the others, and their log-probabilities when any row asked for them.
+    is_sampled bool [S]: the others have no token, and errors say why, by row; token_ids int32, one
+    for each sampled row, and their log-probabilities when any row asked for them.
     """
 
-    is_finite: NDArray[np.bool_]
+    is_sampled: NDArray[np.bool_]
     token_ids: Int32s
     logprobs: Logprobs | None
+    errors: Mapping[int, str] = field(default_factory=dict)
 
 
-def sample(logits_SV: Tensor, rows: SamplingRows) -> SamplerOutput:
-    """Draw one token per row from float32 logits [S, V]."""
+def sample(
+    logits_SV: Tensor,
+    rows: SamplingRows,
+    editor: LogitEditor | None = None,
+    masked: MaskedRows | None = None,
+) -> SamplerOutput:
+    """Draw one token per row from float32 logits [S, V], which a mask and an editor may write to."""
+    num_rows = len(logits_SV)
     best_S, is_all_finite = best_tokens(logits_SV)
-    is_finite_S = np.ones(len(logits_SV), dtype=np.bool_)
+    sampled, errors = np.arange(num_rows), dict[int, str]()
     if not is_all_finite:
         is_finite_S = finite_rows(logits_SV)
-        kept_S = torch.from_numpy(is_finite_S).to(logits_SV.device)
-        logits_SV, best_S, rows = logits_SV[kept_S], best_S[kept_S], rows.take(is_finite_S)
+        errors = {row: NOT_FINITE for row in np.flatnonzero(~is_finite_S).tolist()}
+    if masked is not None:
+        apply_mask(logits_SV, masked.rows, masked.bits)
+        changed = torch.from_numpy(masked.rows).to(logits_SV.device)
+        best_S[changed] = logits_SV[changed].argmax(dim=1).to(best_S.dtype)
+        empty = (logits_SV[changed].amax(dim=1) == -math.inf).cpu().numpy()
+        for row in masked.rows[empty].tolist():
+            errors.setdefault(row, NOTHING_ALLOWED)
+    if errors:
+        is_right = np.ones(num_rows, dtype=np.bool_)
+        is_right[list(errors)] = False
+        sampled = np.flatnonzero(is_right)
+        logits_SV, best_S, rows = _kept(is_right, logits_SV, best_S, rows)
+    raw_SV = logits_SV
+    if editor is not None and (edited := editor.edited_rows(rows)):
+        if rows.most_logprobs != NO_LOGPROBS:
+            logits_SV = logits_SV.clone()
+        failures = editor.apply(logits_SV, edited)
+        changed = [each.row for each in edited]
+        best_S[changed] = logits_SV[changed].argmax(dim=1).to(best_S.dtype)
+        if failures:
+            errors |= {int(sampled[row]): reason for row, reason in failures.items()}
+            is_right = np.ones(len(sampled), dtype=np.bool_)
+            is_right[list(failures)] = False
+            raw_SV = raw_SV[torch.from_numpy(is_right).to(raw_SV.device)]
+            logits_SV, best_S, rows = _kept(is_right, logits_SV, best_S, rows)
+            sampled = sampled[is_right]
     tokens_S = _choose(logits_SV, rows, best_S)
-    num_alternatives = rows.most_logprobs
-    logprobs = (
-        None
-        if num_alternatives == NO_LOGPROBS
-        else compute_logprobs(
-            logits_SV, tokens_S.to(torch.int64), num_alternatives=num_alternatives
-        )
+    is_sampled = np.zeros(num_rows, dtype=np.bool_)
+    is_sampled[sampled] = True
+    return SamplerOutput(
+        is_sampled=is_sampled,
+        token_ids=tokens_S.to(torch.int32).cpu().numpy(),
+        logprobs=_logprobs(raw_SV, tokens_S, rows),
+        errors=errors,
     )
-    token_ids = tokens_S.to(torch.int32).cpu().numpy()
-    return SamplerOutput(is_finite=is_finite_S, token_ids=token_ids, logprobs=logprobs)
+
+
+def _kept(
+    is_kept_S: NDArray[np.bool_], logits_SV: Tensor, best_S: Tensor, rows: SamplingRows
+) -> tuple[Tensor, Tensor, SamplingRows]:
+    """Only some of the rows."""
+    kept_S = torch.from_numpy(is_kept_S).to(logits_SV.device)
+    return logits_SV[kept_S], best_S[kept_S], rows.take(is_kept_S)
+
+
+def _logprobs(raw_SV: Tensor, tokens_S: Tensor, rows: SamplingRows) -> Logprobs | None:
+    num_alternatives = rows.most_logprobs
+    if num_alternatives == NO_LOGPROBS:
+        return None
+    return compute_logprobs(raw_SV, tokens_S.to(torch.int64), num_alternatives=num_alternatives)
 
 
 def _choose(logits_SV: Tensor, rows: SamplingRows, best_S: Tensor) -> Tensor:

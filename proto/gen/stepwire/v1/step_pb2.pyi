@@ -38,20 +38,49 @@ class StepKey(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "num_logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "num_logprobs", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens", "end_token_ids", "biased_token_ids", "logit_biases", "allowed_token_ids", "bad_words", "num_prompt_logprobs", "extra_args")
+    class ExtraArgsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIASED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_ARGS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     seed: int
     num_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    min_tokens: int
+    end_token_ids: bytes
+    biased_token_ids: bytes
+    logit_biases: bytes
+    allowed_token_ids: bytes
+    bad_words: RaggedColumn
+    num_prompt_logprobs: int
+    extra_args: _containers.ScalarMap[str, str]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_token_ids: _Optional[bytes] = ..., biased_token_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., bad_words: _Optional[_Union[RaggedColumn, _Mapping]] = ..., num_prompt_logprobs: _Optional[int] = ..., extra_args: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class NewRequest(_message.Message):
     __slots__ = ("handle", "token_ids", "num_prompt_tokens", "sampling", "block_ids", "num_computed_tokens", "traceparent", "tracestate")
@@ -117,6 +146,16 @@ class SchedulerOutput(_message.Message):
     num_drafts_wanted: bytes
     def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., base_step: _Optional[int] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., cached_requests: _Optional[_Union[CachedRequests, _Mapping]] = ..., num_scheduled_tokens: _Optional[bytes] = ..., finished_handles: _Optional[bytes] = ..., preempted_handles: _Optional[bytes] = ..., grammar_mask_follows: bool = ..., want_state_digest: bool = ..., num_drafts_wanted: _Optional[bytes] = ...) -> None: ...
 
+class GrammarMask(_message.Message):
+    __slots__ = ("handles", "num_positions", "bits")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    num_positions: bytes
+    bits: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., num_positions: _Optional[bytes] = ..., bits: _Optional[bytes] = ...) -> None: ...
+
 class Logprobs(_message.Message):
     __slots__ = ("num_alternatives", "token_ids", "logprobs", "ranks")
     NUM_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +167,16 @@ class Logprobs(_message.Message):
     logprobs: bytes
     ranks: bytes
     def __init__(self, num_alternatives: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("handle", "first_position", "logprobs")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    first_position: int
+    logprobs: Logprobs
+    def __init__(self, handle: _Optional[int] = ..., first_position: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("handle", "message")
@@ -148,7 +197,7 @@ class StepTimings(_message.Message):
     def __init__(self, compute_start_ns: _Optional[int] = ..., compute_end_ns: _Optional[int] = ..., wait_input_ns: _Optional[int] = ...) -> None: ...
 
 class ModelRunnerOutput(_message.Message):
-    __slots__ = ("key", "handles", "sampled_token_ids", "logprobs", "request_errors", "timings", "state_digest", "kv_digest", "drafts")
+    __slots__ = ("key", "handles", "sampled_token_ids", "logprobs", "request_errors", "timings", "state_digest", "kv_digest", "drafts", "prompt_logprobs")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +207,7 @@ class ModelRunnerOutput(_message.Message):
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     KV_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     key: StepKey
     handles: bytes
     sampled_token_ids: RaggedColumn
@@ -167,7 +217,8 @@ class ModelRunnerOutput(_message.Message):
     state_digest: bytes
     kv_digest: bytes
     drafts: RaggedColumn
-    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., handles: _Optional[bytes] = ..., sampled_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., request_errors: _Optional[_Iterable[_Union[RequestError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ..., drafts: _Optional[_Union[RaggedColumn, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., handles: _Optional[bytes] = ..., sampled_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., request_errors: _Optional[_Iterable[_Union[RequestError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ..., drafts: _Optional[_Union[RaggedColumn, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class IntermediateTensors(_message.Message):
     __slots__ = ("key", "descriptors", "channel", "inline", "timings", "state_digest", "kv_digest")

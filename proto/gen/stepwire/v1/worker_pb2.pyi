@@ -71,7 +71,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "build", "incarnation", "device", "memory_bytes", "dtypes", "tensor_endpoint", "state", "epoch", "generation", "num_threads", "held_stage", "num_loads", "quantizations")
+    __slots__ = ("protocol_min", "protocol_max", "build", "incarnation", "device", "memory_bytes", "dtypes", "tensor_endpoint", "state", "epoch", "generation", "num_threads", "held_stage", "num_loads", "quantizations", "logits_processors")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class DescribeResponse(_message.Message):
     HELD_STAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATIONS_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     build: str
@@ -102,7 +103,8 @@ class DescribeResponse(_message.Message):
     held_stage: HeldStage
     num_loads: int
     quantizations: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., build: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., tensor_endpoint: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., num_threads: _Optional[int] = ..., held_stage: _Optional[_Union[HeldStage, _Mapping]] = ..., num_loads: _Optional[int] = ..., quantizations: _Optional[_Iterable[str]] = ...) -> None: ...
+    logits_processors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., build: _Optional[str] = ..., incarnation: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[str]] = ..., tensor_endpoint: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., num_threads: _Optional[int] = ..., held_stage: _Optional[_Union[HeldStage, _Mapping]] = ..., num_loads: _Optional[int] = ..., quantizations: _Optional[_Iterable[str]] = ..., logits_processors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeldStage(_message.Message):
     __slots__ = ("request", "report", "num_blocks", "kv_id")
@@ -345,10 +347,12 @@ class ExecuteModelResponse(_message.Message):
     def __init__(self, key: _Optional[_Union[_step_pb2.StepKey, _Mapping]] = ..., intermediate_tensors: _Optional[_Union[_step_pb2.IntermediateTensors, _Mapping]] = ..., model_runner_output: _Optional[_Union[_step_pb2.ModelRunnerOutput, _Mapping]] = ...) -> None: ...
 
 class SampleTokensRequest(_message.Message):
-    __slots__ = ("key",)
+    __slots__ = ("key", "grammar_mask")
     KEY_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_MASK_FIELD_NUMBER: _ClassVar[int]
     key: _step_pb2.StepKey
-    def __init__(self, key: _Optional[_Union[_step_pb2.StepKey, _Mapping]] = ...) -> None: ...
+    grammar_mask: _step_pb2.GrammarMask
+    def __init__(self, key: _Optional[_Union[_step_pb2.StepKey, _Mapping]] = ..., grammar_mask: _Optional[_Union[_step_pb2.GrammarMask, _Mapping]] = ...) -> None: ...
 
 class SampleTokensResponse(_message.Message):
     __slots__ = ("model_runner_output",)

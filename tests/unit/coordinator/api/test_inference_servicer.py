@@ -170,7 +170,7 @@ async def test_log_probabilities_arrive(served):
         ({"logprobs": 21}, InvalidRequest, "logprobs"),
         ({"model": "huge"}, ModelNotFound, "model"),
         ({"n": 0}, InvalidRequest, "n"),
-        ({"logit_bias": {5: 1.0}}, InvalidRequest, "logit_bias"),
+        ({"logit_bias": {5: 101.0}}, InvalidRequest, "logit_bias"),
     ],
 )
 async def test_a_bad_request_is_refused_by_name(served, options, error, param):

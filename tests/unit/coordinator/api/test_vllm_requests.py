@@ -69,12 +69,6 @@ def test_values_that_ask_for_nothing_pass():
 @pytest.mark.parametrize(
     ("field", "params"),
     [
-        ("frequency_penalty", {"frequency_penalty": 0.5}),
-        ("presence_penalty", {"presence_penalty": -0.5}),
-        ("repetition_penalty", {"repetition_penalty": 1.5}),
-        ("min_tokens", {"min_tokens": 1}),
-        ("logit_bias", {"logit_bias": {5: 1.0}}),
-        ("prompt_logprobs", {"prompt_logprobs": 0}),
         ("truncate_prompt_tokens", {"truncate_prompt_tokens": -1}),
         ("json_schema", {"json_schema": "{}"}),
         ("regex", {"regex": "a*"}),
@@ -110,7 +104,20 @@ def test_images_and_other_ranks_are_refused_by_name(field: str, value: object):
         decode_generate(request)
 
 
-def test_the_limit_of_a_field_is_named_before_its_absence():
-    """Too many entries are too many, whether or not the field is built."""
-    with pytest.raises(InvalidRequest, match=r"logit_bias .*1024"):
-        decode_generate(asking(logit_bias=dict.fromkeys(range(2000), 1.0)))
+def test_edits_of_logits_are_read():
+    """Penalties, biases and the minimum length reach the engine; the zero of a number is its default."""
+    asked = decode_generate(
+        asking(
+            repetition_penalty=1.5,
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+            min_tokens=3,
+            logit_bias={5: 1.0},
+            prompt_logprobs=2,
+        )
+    )
+    assert (asked.repetition_penalty, asked.frequency_penalty) == (1.5, 0.5)
+    assert (asked.presence_penalty, asked.min_tokens) == (-0.5, 3)
+    assert (asked.logit_bias, asked.prompt_logprobs) == (((5, 1.0),), 2)
+    assert decode_generate(asking()).repetition_penalty is None
+    assert decode_generate(asking()).prompt_logprobs is None

@@ -29,7 +29,7 @@ REFUSED = [
     ("seed", {"seed": 2**64}),
     ("seed", {"seed": -(2**63) - 1}),
     ("logprobs", {"logprobs": 21}),
-    ("logprobs", {"logprobs": -1}),
+    ("logprobs", {"logprobs": -2}),
     ("stop", {"stop": ("",)}),
     ("stop", {"stop": ("x" * 257,)}),
     ("stop", {"stop": ("x",) * 17}),

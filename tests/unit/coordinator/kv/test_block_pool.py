@@ -66,9 +66,10 @@ def test_shared_block_is_free_when_its_last_owner_leaves():
 
 
 def test_block_that_holds_nothing_is_not_shared():
-    """A second owner of a block whose contents may change is our mistake."""
+    """An owner of a free block whose contents are worth nothing is our mistake."""
     pool = BlockPool(4)
     (block,) = pool.allocate(1)
+    pool.free([block])
     with pytest.raises(AssertionError, match="nothing to share"):
         pool.share([block])
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from common.config import ScheduleConfig
 from common.errors import Overloaded
-from common.requests import FinishReason
+from common.requests import FinishReason, Request
 from tests.fakes.scripted_model import scripted_tokens
 from tests.fakes.scripted_replica import ScriptedReplica, request
 
@@ -18,7 +18,10 @@ BLOCK_SIZE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request and when it comes and leaves, counted in turns; abort_after None: it stays."""
+    """A request and when it comes and leaves, counted in turns; abort_after None: it stays.
+
+    copies: as many with the same prompt follow at once, which share its blocks.
+    """
 
     turn: int
     prompt: tuple[int, ...]
@@ -26,6 +29,7 @@ class Arrival:
     ignore_eos: bool
     abort_after: int | None
     priority: int = 0
+    copies: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ arrivals = st.builds(
     ignore_eos=st.booleans(),
     abort_after=st.none() | st.none() | st.integers(0, 12),
     priority=st.integers(-1, 1),
+    copies=st.sampled_from([0, 0, 0, 1, 3]),
 )
 run_settings = st.builds(
     Settings,
@@ -119,10 +124,17 @@ class Run:
                     ignore_eos=arrival.ignore_eos,
                     priority=arrival.priority,
                 )
-                try:
-                    self.accepted[self.replica.scheduler.add(asked)] = arrival
-                except Overloaded:
-                    assert self.replica.scheduler.num_waiting >= 4
+                self._add(asked, arrival)
+
+    def _add(self, asked: Request, arrival: Arrival) -> None:
+        leader = None
+        try:
+            for _ in range(1 + arrival.copies):
+                handle = self.replica.scheduler.add(asked, leader=leader)
+                self.accepted[handle] = arrival
+                leader = leader or handle
+        except Overloaded:
+            assert self.replica.scheduler.num_waiting >= 4
 
     def _abort(self, turn: int) -> None:
         for handle, arrival in self.accepted.items():

@@ -5,15 +5,21 @@ Knows a step's rows and the results of those that sampled; ends no sequence itse
 
 from collections.abc import Callable
 
-from common.requests import TokenDelta
+from common.requests import FinishReason, TokenDelta
 from common.step import ModelRunnerOutput
 from coordinator.kv.allocator import KVAllocator
 from coordinator.scheduling.counters import ScheduleCounters
 from coordinator.scheduling.deltas import token_delta
 from coordinator.scheduling.planned_step import PlannedStep
-from coordinator.scheduling.sequence import Sequence, SequenceState
+from coordinator.scheduling.sequence import NO_DRAFTS, Sequence, SequenceState, TokenMatcher
 
-NO_DRAFTS: list[int] = []
+
+def commit_prompt_logprobs(sequences: dict[int, Sequence], result: ModelRunnerOutput) -> None:
+    """Keep the log-probabilities of prompts until the first token is there to go with them."""
+    for part in result.prompt_logprobs:
+        # One that has ended since is nobody's.
+        if (sequence := sequences.get(part.handle)) is not None:
+            sequence.add_prompt_logprobs(part)
 
 
 def commit_tokens(
@@ -22,10 +28,12 @@ def commit_tokens(
     *,
     allocator: KVAllocator,
     counters: ScheduleCounters,
+    failures: list[tuple[int, str]],
     on_end: Callable[[Sequence], None],
 ) -> list[tuple[int, TokenDelta]]:
     """Append what every row has emitted and return what each request gets, by handle.
 
+    Added to failures: sequences with a token that cannot be theirs, with the reason: a bug of ours.
     Raises StepFailed, with nothing changed, when the result does not belong to the step. Blocks that
     are full of known tokens are published; on_end is called with each sequence that has ended.
     """
@@ -41,6 +49,12 @@ def commit_tokens(
         token_ids = values[first : ends[row + 1]]
         if num_planned:
             _note_drafts(sequence, num_planned, num_accepted=len(token_ids) - 1, counters=counters)
+        if sequence.matcher is not None:
+            token_ids, refused = _advance(sequence.matcher, token_ids)
+            if refused is not None:
+                failures.append((sequence.handle, f"token {refused} is not one its grammar allows"))
+                on_end(sequence)
+                continue
         num_taken, finish_reason = sequence.commit(token_ids, num_planned=num_planned)
         if sequence.last_step != last_step:
             # A later step is on its way, and what it computes was fed to it.
@@ -50,19 +64,50 @@ def commit_tokens(
             if num_computed >= sequence.blocks.publish_at:
                 allocator.publish(sequence.blocks, sequence.token_ids, num_computed=num_computed)
         sequence.drafts = NO_DRAFTS if result.drafts is None else result.drafts.row(row).tolist()
-        delta = token_delta(
-            tuple(token_ids[:num_taken]),
-            finish_reason=finish_reason,
-            logprobs=result.logprobs,
-            first_row=first,
-            num_logprobs=sequence.request.sampling.num_logprobs,
-            num_cached_tokens=sequence.num_cached_tokens,
-        )
+        taken = tuple(token_ids[:num_taken])
+        delta = _delta(sequence, taken, finish_reason, result=result, first_row=first)
         deltas.append((sequence.handle, delta))
         counters.num_generated_tokens += num_taken
         if finish_reason is not None:
             on_end(sequence)
     return deltas
+
+
+def _advance(matcher: TokenMatcher, token_ids: list[int]) -> tuple[list[int], int | None]:
+    """The tokens up to the end of the grammar, and the one it does not allow, if there is one."""
+    for index, token_id in enumerate(token_ids):
+        if not matcher.advance(token_id):
+            return token_ids[:index], token_id
+        if matcher.is_over:
+            return token_ids[: index + 1], None
+    return token_ids, None
+
+
+def _delta(
+    sequence: Sequence,
+    token_ids: tuple[int, ...],
+    finish_reason: FinishReason | None,
+    *,
+    result: ModelRunnerOutput,
+    first_row: int,
+) -> TokenDelta:
+    """first_row: where the log-probabilities of the row's first token stand."""
+    params = sequence.request.sampling
+    if params.num_logprobs is None and params.num_prompt_logprobs is None:
+        return TokenDelta(
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            num_cached_tokens=sequence.num_cached_tokens,
+        )
+    return token_delta(
+        token_ids,
+        finish_reason=finish_reason,
+        logprobs=result.logprobs,
+        first_row=first_row,
+        num_logprobs=params.num_logprobs,
+        num_cached_tokens=sequence.num_cached_tokens,
+        prompt_logprobs=sequence.take_prompt_logprobs(),
+    )
 
 
 def _note_drafts(

@@ -1,0 +1,1 @@
+"""Constraints on outputs: what a grammar allows next."""
