@@ -25,7 +25,7 @@ from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.batch.shapes import choose_shape
 from worker_service.batch.synthetic import StepSizes, ZeroInputs, largest_step, warm_up_steps
 from worker_service.drafting.drafter import Drafter, NoDrafter
-from worker_service.drafting.select import select_drafter
+from worker_service.drafting.select import DrafterSelect, select_drafter
 from worker_service.runner.attention_metadata import build_attention_metadata
 from worker_service.runner.collector import collect, empty_output, sampled_tokens
 from worker_service.runner.digests import Digests, digest_state
@@ -59,6 +59,7 @@ class ModelRunner:
         folder: Path,
         request: LoadModel,
         clock: Clock | None = None,
+        select: DrafterSelect = select_drafter,
     ) -> None:
         self._device = device
         self._folder = folder
@@ -73,6 +74,7 @@ class ModelRunner:
         self._sampling = SamplingStates(num_slots=request.max_num_seqs)
         most_drafts = request.speculation.most_drafts
         self._feedback = TokenFeedback(self._states, most_drafts=most_drafts)
+        self._select = select
         self._drafter: Drafter = NoDrafter()
         self._loaded: LoadedStage | None = None
         self._kv_cache: KVCache | None = None
@@ -232,7 +234,7 @@ class ModelRunner:
 
     def _select_drafter(self) -> Drafter:
         request = self._request
-        return select_drafter(
+        return self._select(
             request.speculation,
             states=self._states,
             is_last=self._stage.model.stage.is_last,
