@@ -16,6 +16,7 @@ from common.clock import SystemClock
 from common.config import ClusterConfig, CoordinatorConfig, ModelConfig, ServeConfig
 from common.errors import ConfigError, ModelError, Unavailable
 from common.rpc.client import connect
+from common.speculation import DRAFT_MODEL, SpeculationConfig
 from common.tasks import TaskSupervisor
 from coordinator.app import Coordinator
 from coordinator.client import AsyncClient
@@ -118,6 +119,18 @@ async def test_stages_without_layers_are_refused_before_workers_start(model):
     many = ClusterConfig(executor="remote", workers=(NOBODY,) * 3)
     with pytest.raises(ConfigError, match=r"3 pipeline stages .* has 2"):
         await asyncio.wait_for(start(replace(settings, cluster=many)), 10)
+
+
+async def test_a_draft_model_of_other_tokens_is_refused_before_workers_start(model, tmp_path):
+    """Nobody waits for workers that would propose tokens the model does not have."""
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    config_file = json.loads((model / "config.json").read_text()) | {"vocab_size": 300}
+    (draft / "config.json").write_text(json.dumps(config_file))
+    speculation = SpeculationConfig(speculative_method=DRAFT_MODEL, draft_model=str(draft))
+    settings = replace(config(model), speculation=speculation)
+    with pytest.raises(ConfigError, match=r"--draft-model draft has a vocabulary of 300 tokens"):
+        await asyncio.wait_for(start(settings), 10)
 
 
 async def start(settings: CoordinatorConfig) -> None:

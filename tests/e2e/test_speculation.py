@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,22 @@ from common.config import (
     ScheduleConfig,
 )
 from common.requests import SamplingParams
-from common.speculation import NGRAM, SpeculationConfig
+from common.speculation import DRAFT_MODEL, NGRAM, SpeculationConfig
 from coordinator.engine.cluster_status import ClusterStatus
 from coordinator.engine.replica import Replica
-from tests.fakes.running_replica import generate, running_replica
+from tests.fakes.running_replica import GREEDY, generate, running_replica
 from tests.fakes.tiny_checkpoint import write_tiny_llama
+from tests.fakes.truncated_model import write_truncated_model
 
 NUM_TOKENS = 40
 PROMPT_LENGTHS = (1, 2, 5, 16, 17, 40, 61, 90)
 DRAWN = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
 LOOKED_UP = SpeculationConfig(speculative_method=NGRAM, prompt_lookup_min=1)
+
+
+def drafted_by(folder: Path) -> SpeculationConfig:
+    """The draft model of a folder."""
+    return SpeculationConfig(speculative_method=DRAFT_MODEL, draft_model=str(folder))
 
 
 @asynccontextmanager
@@ -80,29 +87,35 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def small(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its first half, which often says the same."""
+    return write_truncated_model(tiny, tmp_path_factory.mktemp("small"), num_layers=3)
+
+
+@pytest.fixture(scope="module")
 def plain_texts() -> dict[str, list[list[tuple[int, ...]]]]:
     """Texts without drafts, made by the first test that needs them."""
     return {}
 
 
 @pytest.mark.parametrize(
-    ("placement", "is_async"),
+    ("placement", "is_async", "method"),
     [
-        ("uniproc", True),
-        ("uniproc", False),
-        ("local pp 2", True),
-        ("local pp 2", False),
-        ("local pp 3", True),
+        *product(("uniproc", "local pp 2"), (True, False), (NGRAM, DRAFT_MODEL)),
+        ("local pp 3", True, NGRAM),
     ],
 )
-async def test_looked_up_drafts_change_nothing(
+async def test_drafts_change_nothing(
     tiny: Path,
+    small: Path,
     plain_texts: dict[str, list[list[tuple[int, ...]]]],
     placement: str,
+    method: str,
     *,
     is_async: bool,
 ) -> None:
     """Chunked, preempted, with shared prefixes, greedy or drawn: the tokens of the plain run."""
+    speculation = LOOKED_UP if method == NGRAM else drafted_by(small)
     prompts = repetitive_prompts(256)
     schedule = ScheduleConfig(
         max_num_batched_tokens=24, max_num_seqs=8, check_state_every=1, async_scheduling=is_async
@@ -113,7 +126,7 @@ async def test_looked_up_drafts_change_nothing(
         ) as replica:
             plain_texts["plain"] = await texts_of(replica, prompts)
     async with serving(
-        tiny, placement, schedule=schedule, speculation=LOOKED_UP, num_blocks=45
+        tiny, placement, schedule=schedule, speculation=speculation, num_blocks=45
     ) as replica:
         texts = await texts_of(replica, prompts)
         status = replica.status("tiny")
@@ -123,20 +136,38 @@ async def test_looked_up_drafts_change_nothing(
     check_books(status)
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0, seed=7)])
+async def test_a_model_that_drafts_for_itself_is_right(
+    tiny: Path, sampling: SamplingParams
+) -> None:
+    """Nine of ten drafts and more are accepted, greedy or drawn: both models draw with one noise."""
+    prompts = repetitive_prompts(256)
+    schedule = ScheduleConfig(max_num_batched_tokens=24, max_num_seqs=8)
+    async with serving(
+        tiny, "uniproc", schedule=schedule, speculation=drafted_by(tiny), num_blocks=45
+    ) as replica:
+        await generate(replica, prompts, num_tokens=NUM_TOKENS, sampling=sampling)
+        status = replica.status("tiny")
+    assert status.num_preemptions > 0
+    assert status.num_accepted_tokens >= 0.9 * status.num_draft_tokens > 100
+
+
 @pytest.mark.model
 @pytest.mark.timeout(300)
-async def test_smollm2(smollm2: Path) -> None:
+@pytest.mark.parametrize("method", [NGRAM, DRAFT_MODEL])
+async def test_smollm2(smollm2: Path, tmp_path: Path, method: str) -> None:
     """On the real model as well, over two stages: the tokens of the plain run on one."""
+    speculation = LOOKED_UP
+    if method == DRAFT_MODEL:
+        speculation = drafted_by(write_truncated_model(smollm2, tmp_path, num_layers=24))
     prompts = [[(7 * index) % 911 + 100 for index in range(length)] * 2 for length in (3, 17, 60)]
     schedule = ScheduleConfig(max_num_batched_tokens=64, check_state_every=1)
     texts = []
-    for placement, speculation in (
+    for placement, proposing in (
         ("uniproc", SpeculationConfig()),
-        ("local pp 2", LOOKED_UP),
+        ("local pp 2", speculation),
     ):
-        async with serving(
-            smollm2, placement, schedule=schedule, speculation=speculation
-        ) as replica:
+        async with serving(smollm2, placement, schedule=schedule, speculation=proposing) as replica:
             texts.append(await generate(replica, prompts, num_tokens=NUM_TOKENS))
             status = replica.status("smollm2")
     assert texts[0] == texts[1]

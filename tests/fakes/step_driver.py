@@ -5,7 +5,7 @@ i + 1, and appends what the last stage sampled.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from common.requests import SamplingParams
+from common.speculation import SpeculationConfig
 from common.step import (
     CachedRequests,
     ModelRunnerOutput,
@@ -23,6 +24,7 @@ from common.step import (
 )
 from tests.fakes.worker_setup import load_request
 from worker_service.batch.sampled_tokens import SampledTokens
+from worker_service.drafting.select import DrafterSelect, select_drafter
 from worker_service.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -62,10 +64,22 @@ class GivenInputs(NoInputs):
         return self._tensors
 
 
-def make_runner(folder: Path, *, num_blocks: int | None = 64, **request: int) -> ModelRunner:
+def make_runner(
+    folder: Path,
+    *,
+    num_blocks: int | None = 64,
+    speculation: SpeculationConfig | None = None,
+    select: DrafterSelect = select_drafter,
+    **request: int,
+) -> ModelRunner:
     """A loaded runner on the CPU; num_blocks None leaves it without a KV cache."""
     runner = ModelRunner(
-        device=torch.device("cpu"), folder=folder, request=load_request("tiny", **request)
+        device=torch.device("cpu"),
+        folder=folder,
+        request=replace(
+            load_request("tiny", **request), speculation=speculation or SpeculationConfig()
+        ),
+        select=select,
     )
     runner.load_model()
     if num_blocks is not None:
@@ -82,6 +96,7 @@ class DrivenSequence:
     sampling: SamplingParams
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
     num_told_tokens: int = 0
     is_known: bool = False
     last_step: int = 0
@@ -90,7 +105,9 @@ class DrivenSequence:
 class StepDriver:
     """Runs steps over the stages of one replica; the test may look at runners and sequences.
 
-    is_feeding: a row names the step that sampled its token instead of the token.
+    is_feeding: a row names the step that sampled its token instead of the token. num_drafts: drafts
+    wanted of each row; a row that computes all its tokens computes the drafts behind them, too.
+    num_draft_tokens and num_accepted_tokens count them.
     """
 
     def __init__(
@@ -100,8 +117,12 @@ class StepDriver:
         block_size: int = 4,
         num_blocks: int = 64,
         is_feeding: bool = False,
+        num_drafts: int = 0,
     ) -> None:
         self.runners = runners
+        self._num_drafts = num_drafts
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self._is_feeding = is_feeding
         self._fed = FedTokens()
         self._block_size = block_size
@@ -127,7 +148,7 @@ class StepDriver:
         """Take a request's blocks; the next step that schedules it readmits it in full."""
         sequence = self.sequences[handle]
         self._free(sequence)
-        sequence.num_computed, sequence.is_known = 0, False
+        sequence.num_computed, sequence.is_known, sequence.drafts = 0, False, []
         self._preempted.append(handle)
 
     def plan(
@@ -136,13 +157,23 @@ class StepDriver:
         """The next step: so many tokens of each handle; new requests come first."""
         new = [handle for handle in num_tokens if not self.sequences[handle].is_known]
         cached = [handle for handle in num_tokens if self.sequences[handle].is_known]
+        for handle, count in num_tokens.items():
+            sequence = self.sequences[handle]
+            if sequence.num_computed + count < len(sequence.tokens):
+                sequence.drafts = []
+        counts = {
+            handle: num_tokens[handle] + len(self.sequences[handle].drafts) for handle in num_tokens
+        }
         self._step += 1
         output = SchedulerOutput(
             step_id=StepId(epoch=1, generation=1, step=self._step),
             base_step=self._step - 1,
             new_requests=tuple(self._new_request(handle, num_tokens[handle]) for handle in new),
-            cached_requests=self._cached_requests(cached, num_tokens),
-            num_scheduled_tokens=np.array([num_tokens[h] for h in new + cached], dtype=np.int32),
+            cached_requests=self._cached_requests(cached, counts),
+            num_scheduled_tokens=np.array([counts[h] for h in new + cached], dtype=np.int32),
+            num_drafts_wanted=np.full(
+                len(num_tokens) if self._num_drafts else 0, self._num_drafts, dtype=np.int32
+            ),
             finished_handles=np.array(self._finished, dtype=np.uint64),
             preempted_handles=np.array(self._preempted, dtype=np.uint64),
             want_state_digest=want_state_digest,
@@ -160,7 +191,12 @@ class StepDriver:
         output = self.plan(num_tokens, want_state_digest=want_state_digest)
         result = self.execute(output)
         for index, handle in enumerate(result.handles.tolist()):
-            self.sequences[handle].tokens.extend(result.sampled_token_ids.row(index).tolist())
+            sequence, emitted = self.sequences[handle], result.sampled_token_ids.row(index).tolist()
+            self.num_draft_tokens += len(sequence.drafts)
+            self.num_accepted_tokens += len(emitted) - 1
+            sequence.tokens.extend(emitted)
+            sequence.num_computed = len(sequence.tokens) - 1
+            sequence.drafts = [] if result.drafts is None else result.drafts.row(index).tolist()
         return result
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -227,6 +263,11 @@ class StepDriver:
                 [[] if source else row for row, source in zip(new_tokens, sources, strict=True)]
             ),
             token_source_steps=np.array(sources, dtype=np.uint64),
+            draft_token_ids=(
+                Ragged.from_rows([sequence.drafts for sequence in sequences])
+                if self._num_drafts
+                else None
+            ),
         )
 
     def _reserve(self, sequence: DrivenSequence, num_tokens: int) -> list[int]:

@@ -1,12 +1,28 @@
 """The stage select_drafter: who proposes drafts on this rank."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from common.errors import InvalidRequest
 from common.speculation import DRAFT_MODEL, NGRAM, NO_SPECULATION, SpeculationConfig
 from worker_service.batch.request_states import RequestStates
 from worker_service.drafting.drafter import Drafter, NoDrafter
 from worker_service.drafting.ngram import NgramDrafter
+
+
+class DrafterSelect(Protocol):
+    """Chooses a drafter as `select_drafter` does."""
+
+    def __call__(
+        self,
+        config: SpeculationConfig,
+        *,
+        states: RequestStates,
+        is_last: bool,
+        load_draft_model: Callable[[], Drafter],
+    ) -> Drafter:
+        """The drafter of one rank."""
+        ...
 
 
 def select_drafter(

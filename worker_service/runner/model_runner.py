@@ -25,7 +25,7 @@ from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.batch.shapes import choose_shape
 from worker_service.batch.synthetic import StepSizes, ZeroInputs, largest_step, warm_up_steps
 from worker_service.drafting.drafter import Drafter, NoDrafter
-from worker_service.drafting.select import select_drafter
+from worker_service.drafting.select import DrafterSelect, select_drafter
 from worker_service.runner.attention_metadata import build_attention_metadata
 from worker_service.runner.collector import collect, empty_output, sampled_tokens
 from worker_service.runner.digests import Digests, digest_state
@@ -64,6 +64,7 @@ class ModelRunner:
         request: LoadModel,
         clock: Clock | None = None,
         custom_processors: CustomProcessors | None = None,
+        select: DrafterSelect = select_drafter,
     ) -> None:
         self._device = device
         self._folder = folder
@@ -79,6 +80,7 @@ class ModelRunner:
         self._editor = LogitEditor(self._states, custom_processors)
         most_drafts = request.speculation.most_drafts
         self._feedback = TokenFeedback(self._states, most_drafts=most_drafts)
+        self._select = select
         self._drafter: Drafter = NoDrafter()
         self._loaded: LoadedStage | None = None
         self._kv_cache: KVCache | None = None
@@ -256,7 +258,7 @@ class ModelRunner:
 
     def _select_drafter(self) -> Drafter:
         request = self._request
-        return select_drafter(
+        return self._select(
             request.speculation,
             states=self._states,
             is_last=self._stage.model.stage.is_last,
