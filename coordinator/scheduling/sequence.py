@@ -133,9 +133,21 @@ class Sequence:
         if num_planned and self.state is SequenceState.RUNNING:
             self.num_computed_tokens -= 1 + num_planned - len(token_ids)
         for count, token_id in enumerate(token_ids, start=1):
-            self.token_ids.append(token_id)
-            if token_id in self.end_token_ids:
-                return count, FinishReason.STOP
-            if len(self.token_ids) >= self.max_len:
-                return count, FinishReason.LENGTH
+            if (finish_reason := self._take(token_id)) is not None:
+                return count, finish_reason
         return len(token_ids), None
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Commit the one token of the oldest step in flight, which had no drafts; as `commit`."""
+        # Runs for every row of a plain step, so it is not left to `_take`.
+        self.num_placeholders -= 1
+        self.token_ids.append(token_id)
+        if token_id in self.end_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
+
+    def _take(self, token_id: int) -> FinishReason | None:
+        self.token_ids.append(token_id)
+        if token_id in self.end_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
