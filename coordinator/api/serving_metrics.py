@@ -66,6 +66,11 @@ def _ended(state: ServingState) -> dict[tuple[str, ...], float]:
     return {(*_labels(state), end): float(count) for end, count in ended.items()}
 
 
+def _accepted_by_position(state: ServingState) -> dict[tuple[str, ...], float]:
+    counts = state.status.num_accepted_by_position
+    return {(*_labels(state), str(position)): float(count) for position, count in enumerate(counts)}
+
+
 def _rejected(state: ServingState) -> dict[tuple[str, ...], float]:
     num_refused = state.measures.requests.num_refused["Overloaded"]
     return {(state.status.model, QUEUE_FULL): float(num_refused)}
@@ -99,6 +104,28 @@ SERVING_METRICS: tuple[Spec, ...] = (
         "num_preemptions",
         "How often a request lost its blocks to another one.",
         lambda state: state.status.num_preemptions,
+    ),
+    _counter(
+        "spec_decode_num_drafts",
+        "Rows of steps that checked draft tokens.",
+        lambda state: state.status.num_drafts,
+    ),
+    _counter(
+        "spec_decode_num_draft_tokens",
+        "Draft tokens that were checked.",
+        lambda state: state.status.num_draft_tokens,
+    ),
+    _counter(
+        "spec_decode_num_accepted_tokens",
+        "Draft tokens that were right.",
+        lambda state: state.status.num_accepted_tokens,
+    ),
+    MetricSpec(
+        name="vllm:spec_decode_num_accepted_tokens_per_pos",
+        kind=MetricKind.COUNTER,
+        help="Draft tokens that were right, by their place among the drafts of a row.",
+        labels=(*LABELS, "position"),
+        read=_accepted_by_position,
     ),
     _counter(
         "prompt_tokens",

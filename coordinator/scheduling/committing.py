@@ -6,7 +6,7 @@ Knows a step's rows and the results of those that sampled; ends no sequence itse
 from collections.abc import Callable
 
 from common.requests import FinishReason, TokenDelta
-from common.step import ModelRunnerOutput
+from common.step import Logprobs, ModelRunnerOutput
 from coordinator.kv.allocator import KVAllocator
 from coordinator.scheduling.counters import ScheduleCounters
 from coordinator.scheduling.deltas import token_delta
@@ -41,35 +41,45 @@ def commit_tokens(
     last_step = step.output.step_id.step
     values = result.sampled_token_ids.values.tolist()
     ends = result.sampled_token_ids.offsets.tolist()
+    drafts, logprobs, num_generated = result.drafts, result.logprobs, 0
+    is_drafting = len(step.output.num_drafts_wanted) > 0
     # Runs over every row of every step, so a row that adds a token and ends nothing costs little.
     for row, (sequence, num_planned) in enumerate(step.sampled(result)):
         if sequence.state is SequenceState.FINISHED:
             continue  # ended while in flight
         first = ends[row]
-        token_ids = values[first : ends[row + 1]]
-        if num_planned:
-            _note_drafts(sequence, num_planned, num_accepted=len(token_ids) - 1, counters=counters)
-        if sequence.matcher is not None:
-            token_ids, refused = _advance(sequence.matcher, token_ids)
-            if refused is not None:
-                failures.append((sequence.handle, f"token {refused} is not one its grammar allows"))
-                on_end(sequence)
-                continue
-        num_taken, finish_reason = sequence.commit(token_ids, num_planned=num_planned)
+        if num_planned or sequence.matcher is not None:
+            token_ids = values[first : ends[row + 1]]
+            if num_planned:
+                _note_drafts(
+                    sequence, num_planned, num_accepted=len(token_ids) - 1, counters=counters
+                )
+            if sequence.matcher is not None:
+                token_ids, refused = _advance(sequence.matcher, token_ids)
+                if refused is not None:
+                    reason = f"token {refused} is not one its grammar allows"
+                    failures.append((sequence.handle, reason))
+                    on_end(sequence)
+                    continue
+            num_taken, finish_reason = sequence.commit(token_ids, num_planned=num_planned)
+            taken = tuple(token_ids[:num_taken])
+        else:
+            finish_reason = sequence.append(values[first])
+            taken = (values[first],)
         if sequence.last_step != last_step:
             # A later step is on its way, and what it computes was fed to it.
             sequence.num_sent_tokens = len(sequence.token_ids)
-        if sequence.state is SequenceState.RUNNING:
-            num_computed = len(sequence.token_ids) - 1
-            if num_computed >= sequence.blocks.publish_at:
-                allocator.publish(sequence.blocks, sequence.token_ids, num_computed=num_computed)
-        sequence.drafts = NO_DRAFTS if result.drafts is None else result.drafts.row(row).tolist()
-        taken = tuple(token_ids[:num_taken])
-        delta = _delta(sequence, taken, finish_reason, result=result, first_row=first)
+        num_known = len(sequence.token_ids)
+        if num_known > sequence.blocks.publish_at and sequence.state is SequenceState.RUNNING:
+            allocator.publish(sequence.blocks, sequence.token_ids, num_computed=num_known - 1)
+        if is_drafting:
+            sequence.drafts = NO_DRAFTS if drafts is None else drafts.row(row).tolist()
+        delta = _delta(sequence, taken, finish_reason, logprobs=logprobs, first_row=first)
         deltas.append((sequence.handle, delta))
-        counters.num_generated_tokens += num_taken
+        num_generated += len(taken)
         if finish_reason is not None:
             on_end(sequence)
+    counters.num_generated_tokens += num_generated
     return deltas
 
 
@@ -88,7 +98,7 @@ def _delta(
     token_ids: tuple[int, ...],
     finish_reason: FinishReason | None,
     *,
-    result: ModelRunnerOutput,
+    logprobs: Logprobs | None,
     first_row: int,
 ) -> TokenDelta:
     """first_row: where the log-probabilities of the row's first token stand."""
@@ -102,7 +112,7 @@ def _delta(
     return token_delta(
         token_ids,
         finish_reason=finish_reason,
-        logprobs=result.logprobs,
+        logprobs=logprobs,
         first_row=first_row,
         num_logprobs=params.num_logprobs,
         num_cached_tokens=sequence.num_cached_tokens,

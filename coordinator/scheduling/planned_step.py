@@ -34,7 +34,7 @@ class PlannedStep:
         failed = {handle for handle, _ in result.request_errors}
         sampled = [row for row in self.sampling if row[0].handle not in failed]
         handles = result.handles.tolist()
-        num_tokens = result.sampled_token_ids.lengths.tolist()
+        num_tokens = result.sampled_token_ids.lengths
         if [sequence.handle for sequence, _ in sampled] != handles or len(num_tokens) != len(
             handles
         ):
@@ -42,7 +42,9 @@ class PlannedStep:
                 f"step {step_id.step} had to sample {len(self.sampling)} requests and the "
                 f"result names {len(handles)} with {len(num_tokens)} rows of tokens"
             )
-        for (sequence, num_planned), count in zip(sampled, num_tokens, strict=True):
+        if (num_tokens == 1).all():
+            return sampled
+        for (sequence, num_planned), count in zip(sampled, num_tokens.tolist(), strict=True):
             if not 1 <= count <= 1 + num_planned:
                 raise StepFailed(
                     f"step {step_id.step} had {num_planned} drafts of request {sequence.handle} and "

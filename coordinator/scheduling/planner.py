@@ -226,7 +226,7 @@ class StepPlanner:
 def _want_drafts(sequence: Sequence) -> int:
     """How many drafts a sequence's row shall propose; noted, as the next one has room for so many."""
     most = sequence.max_len - len(sequence.token_ids) - 2
-    sequence.num_wanted = max(0, min(sequence.draft_limit.num_drafts, most))
+    sequence.num_wanted = max(0, min(sequence.draft_limit.next(), most))
     return sequence.num_wanted
 
 

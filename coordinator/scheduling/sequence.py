@@ -219,3 +219,12 @@ class Sequence:
             if len(self.token_ids) >= self.max_len:
                 return count, FinishReason.LENGTH
         return len(token_ids), None
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Commit the one token of the oldest step in flight, which has no drafts and no grammar; as `commit`."""
+        # Runs for every row of a plain step, so it is not left to `commit`.
+        self.num_placeholders -= 1
+        self.token_ids.append(token_id)
+        if token_id in self.end_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None

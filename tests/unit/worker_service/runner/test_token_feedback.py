@@ -8,6 +8,7 @@ import pytest
 from common.errors import TensorError
 from common.requests import SamplingParams
 from common.step import CachedRequests, NewRequest, Ragged, SchedulerOutput, StepId
+from common.tensors import wire_tensor
 from worker_service.batch.request_states import RequestStates
 from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.runner.token_feedback import FetchTokens, TokenFeedback
@@ -165,3 +166,53 @@ def test_other_tensors_are_no_tokens():
     """Something else under the key is an error that names it."""
     with pytest.raises(TensorError, match=r"fed back \[\]"):
         SampledTokens.from_wire(())
+
+
+@pytest.fixture
+def drafting(states: RequestStates) -> TokenFeedback:
+    """Step 5 samples handles 7 and 9, with room for three drafts; it computed two of handle 7."""
+    feedback = TokenFeedback(states, most_drafts=3)
+    feedback.expect(5, states.slots(np.array([7, 9], dtype=np.uint64)))
+    states.num_drafts[states.slot(7)] = 2
+    return feedback
+
+
+def _emitted(tokens: dict[int, list[int]], drafts: list[list[int]]) -> SampledTokens:
+    return SampledTokens(
+        handles=np.array(list(tokens), dtype=np.uint64),
+        positions=np.full(len(tokens), NUM_KNOWN, dtype=np.int64),
+        token_ids=Ragged.from_rows(list(tokens.values())),
+        drafts=Ragged.from_rows(drafts),
+    )
+
+
+def test_a_fed_row_takes_all_tokens_and_the_drafts_it_has_room_for(drafting):
+    """Rows of several tokens, of one, and one that was sent what it computes."""
+    drafting.put(5, _emitted({7: [70, 71], 9: [90]}, [[1, 2, 3], [4]]))
+    rows = _rows([9, 8, 7], [[], [8], []], [5, 0, 5], scheduled=[4, 3, 3], drafts=[[], [5, 6], []])
+    tokens, drafts = drafting.new_tokens(rows, fetch=None)
+    assert _lists(tokens) == [[90], [8], [70, 71]]
+    assert _lists(drafts) == [[4], [5, 6], [1, 2]]
+
+
+def test_more_tokens_than_were_computed_are_refused(drafting):
+    """A row cannot have emitted more than its drafts and one token; nothing is applied."""
+    with pytest.raises(TensorError, match="4 tokens and 0 drafts"):
+        drafting.put(5, _emitted({7: [1, 2, 3, 4]}, [[]]))
+    with pytest.raises(TensorError, match="2 tokens"):
+        drafting.put(5, _emitted({9: [1, 2]}, [[]]))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, -1])
+def test_feedback_that_is_cut_is_refused(cut):
+    """What announces more numbers than there are is no feedback."""
+    (sent,) = _emitted({7: [70, 71]}, [[1]]).to_wire()
+    numbers = np.frombuffer(sent.buffer, dtype=np.int64)[:cut]
+    tensor = wire_tensor(
+        name=sent.descriptor.name,
+        dtype=sent.descriptor.dtype,
+        shape=numbers.shape,
+        buffer=numbers.copy().data,
+    )
+    with pytest.raises(TensorError, match="fed back"):
+        SampledTokens.from_wire((tensor,))

@@ -159,11 +159,6 @@ def one_row_less(output: SchedulerOutput) -> SchedulerOutput:
     return dataclasses.replace(output, num_scheduled_tokens=output.num_scheduled_tokens[:-1])
 
 
-def masked(output: SchedulerOutput) -> SchedulerOutput:
-    """An edit that announces a grammar mask."""
-    return dataclasses.replace(output, grammar_mask_follows=True)
-
-
 LONG = tuple(range(13))
 
 BROKEN = {
@@ -247,7 +242,6 @@ BROKEN = {
         Step(cached=(fed(scheduled=2),)),
         "row 0 .handle 1.: num_scheduled_tokens reaches token 5 of 4",
     ),
-    "grammar mask": (Step(cached=(Cached(),), edit=masked), "grammar_mask_follows"),
     **{
         f"column {name} too short": (Step(cached=(Cached(),), edit=without_column(name)), name)
         for name in ("num_computed_tokens", "new_block_ids", "new_token_ids", "token_source_steps")
