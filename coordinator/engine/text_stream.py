@@ -113,9 +113,9 @@ class TextStream:
         await self.aclose()
 
     def _text_delta(self, tokens: TokenDelta) -> TextDelta:
+        prompt = self._take_prompt(tokens)
         if not self._delivers_tokens:
-            reason = None if tokens.finish_reason is None else FinishReason.LENGTH
-            tokens = replace(tokens, token_ids=(), finish_reason=reason)
+            tokens = _without_tokens(tokens)
         piece = self._text.push(tokens.token_ids)
         text, stop_string = piece.text, piece.stop_string
         if tokens.finish_reason is not None and not piece.is_stopped:
@@ -135,12 +135,12 @@ class TextStream:
             logprobs=self._logprobs(tokens, piece),
             finish_reason=tokens.finish_reason if stop_string is None else FinishReason.STOP,
             stop_string=stop_string,
-            prompt=self._take_prompt(tokens),
+            prompt=prompt,
         )
 
     def _take_prompt(self, tokens: TokenDelta) -> PromptText | None:
         # What ends a request from outside before its first token knows no prompt.
-        if self._prompt is None or (self._delivers_tokens and not tokens.token_ids):
+        if self._prompt is None or not tokens.token_ids:
             return None
         prompt, self._prompt = self._prompt, None
         return prompt.spell(tokens.prompt_logprobs)
@@ -168,3 +168,9 @@ class TextStream:
         return TokenLogprob(
             token_id=token_id, token_bytes=self._token_bytes(token_id), logprob=logprob
         )
+
+
+def _without_tokens(tokens: TokenDelta) -> TokenDelta:
+    """What is left of a token that was drawn and not asked for: the output was full without it."""
+    reason = FinishReason.LENGTH if tokens.token_ids else tokens.finish_reason
+    return replace(tokens, token_ids=(), logprobs=None, finish_reason=reason)

@@ -132,7 +132,8 @@ class Scheduler:
     def add(self, request: Request, *, leader: int | None = None) -> int:
         """Queue a request and return its handle.
 
-        leader: a sequence with the same prompt, whose blocks this one shares. Raises InvalidRequest when it can never run, Overloaded when the queue is full.
+        leader: a sequence with the same prompt, whose blocks this one shares. Raises InvalidRequest
+        when it can never run, Overloaded when the queue is full.
         """
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_sequence_len:
@@ -291,6 +292,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, cohort: int) -> bool:
         """Let a waiting sequence run; False when the blocks do not suffice."""
+        sequence.learn_from_leader()
         try:
             num_computed = self._allocator.reserve(
                 sequence.blocks,

@@ -167,16 +167,18 @@ def test_echo_gives_the_prompt_with_its_log_probabilities(client, model):
     expected = reference_logprobs(model, list(text.encode()))
     for row, token in enumerate(text.encode()[1:]):
         assert abs(said.token_logprobs[row + 1] - float(expected[row, token])) < CLOSE
-    longer = complete(client, text, echo=True, logprobs=2, max_tokens=3)
-    assert longer.choices[0].text.startswith(text)
-    assert len(longer.choices[0].logprobs.tokens) == len(text) + 3
-    assert longer.choices[0].logprobs.token_logprobs[: len(text)] == said.token_logprobs
+    longer = complete(client, text, echo=True, logprobs=2, max_tokens=3, n=2)
+    for choice in longer.choices:
+        assert choice.text.startswith(text)
+        assert len(choice.logprobs.tokens) == len(text) + 3
+        assert choice.logprobs.token_logprobs[: len(text)] == said.token_logprobs
 
 
 def test_prompt_logprobs_of_all_tokens(client, model):
     """-1 names every token of the vocabulary, with its rank; several outputs share them."""
     answer = complete(client, max_tokens=1, n=2, extra_body={"prompt_logprobs": -1})
     expected = reference_logprobs(model, PROMPT)
+    assert answer.choices[1].prompt_logprobs == answer.choices[0].prompt_logprobs
     first, *positions = answer.choices[0].prompt_logprobs
     assert first is None
     assert len(positions) == len(PROMPT) - 1
