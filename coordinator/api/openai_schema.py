@@ -51,6 +51,7 @@ class GenerationBody(_Part):
     bad_words: _List[str] | None = None
     prompt_logprobs: int | None = None
     vllm_xargs: dict[str, Any] | None = None
+    skip_special_tokens: bool | None = None
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -98,6 +99,7 @@ class GenerationBody(_Part):
             "extra_args": tuple(
                 (name, json.dumps(value)) for name, value in (self.vllm_xargs or {}).items()
             ),
+            "skip_special_tokens": self.skip_special_tokens is not False,
             "priority": self.priority,
         }
 

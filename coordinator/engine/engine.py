@@ -198,13 +198,18 @@ class Engine:
     ) -> TextStream:
         return TextStream(
             source,
-            OutputText(self._tokenizer.detokenizer(), asked.stop, min_tokens=asked.min_tokens or 0),
+            OutputText(
+                self._tokenizer.detokenizer(skip_special_tokens=asked.skip_special_tokens),
+                asked.stop,
+                min_tokens=asked.min_tokens or 0,
+            ),
             token_bytes=self._tokenizer.token_bytes,
             num_prompt_tokens=len(request.prompt_token_ids),
             on_close=lambda stream: self._end(claim, stream, request=request, times=times),
             on_tokens=self._measures.note_generated,
             index=index,
             prompt=self._prompt_echo(asked, request),
+            end_token_ids=self._model.eos_token_ids | set(asked.stop_token_ids),
             delivers_tokens=asked.max_tokens != 0,
         )
 
@@ -213,7 +218,7 @@ class Engine:
             return None
         return PromptEcho(
             request.prompt_token_ids,
-            detokenizer=self._tokenizer.detokenizer(),
+            detokenizer=self._tokenizer.detokenizer(skip_special_tokens=asked.skip_special_tokens),
             token_bytes=self._tokenizer.token_bytes,
             has_text=asked.echo,
         )

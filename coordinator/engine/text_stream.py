@@ -48,12 +48,14 @@ class TextStream:
         on_tokens: Callable[[int], None] = lambda count: None,
         index: int = 0,
         prompt: PromptEcho | None = None,
+        end_token_ids: frozenset[int] = frozenset(),
         delivers_tokens: bool = True,
     ) -> None:
         """Read from tokens; on_close is called once, when the output has ended.
 
         on_tokens is called with the number of tokens of each delta. prompt: what spells the prompt
-        in the first delta. delivers_tokens: False keeps the output back, as the prompt alone counts.
+        in the first delta. end_token_ids: tokens that are no text where they end the output.
+        delivers_tokens: False keeps the output back, as the prompt alone counts.
         """
         self._tokens = tokens
         self._text = text
@@ -62,6 +64,7 @@ class TextStream:
         self._on_tokens = on_tokens
         self._is_closed = False
         self._prompt = prompt
+        self._end_token_ids = end_token_ids
         self._delivers_tokens = delivers_tokens
         self.index = index
         self.num_prompt_tokens = num_prompt_tokens
@@ -116,7 +119,9 @@ class TextStream:
         prompt = self._take_prompt(tokens)
         if not self._delivers_tokens:
             tokens = _without_tokens(tokens)
-        piece = self._text.push(tokens.token_ids)
+        is_ended = tokens.finish_reason is FinishReason.STOP
+        hides_last = is_ended and tokens.token_ids[-1] in self._end_token_ids
+        piece = self._text.push(tokens.token_ids, hides_last=hides_last)
         text, stop_string = piece.text, piece.stop_string
         if tokens.finish_reason is not None and not piece.is_stopped:
             last = self._text.flush()

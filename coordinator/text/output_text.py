@@ -37,15 +37,17 @@ class OutputText:
         self._num_characters = 0
         self._num_exempt = min_tokens
 
-    def push(self, token_ids: Sequence[int]) -> TextPiece:
-        """Add tokens, up to the one that completes a stop string."""
+    def push(self, token_ids: Sequence[int], *, hides_last: bool = False) -> TextPiece:
+        """Add tokens, up to the one that completes a stop string; a hidden one adds no text."""
         texts: list[str] = []
         offsets: list[int] = []
-        for token_id in token_ids:
+        num_shown = len(token_ids) - hides_last
+        for token_id in token_ids[:num_shown]:
             offsets.append(self._num_characters)
             texts.append(self._push(token_id))
             if self._stop_strings.is_stopped:
-                break
+                return self._piece("".join(texts), tuple(offsets))
+        offsets += [self._num_characters] * (len(token_ids) - num_shown)
         return self._piece("".join(texts), tuple(offsets))
 
     def flush(self) -> TextPiece:

@@ -17,6 +17,12 @@ def test_tokens_are_used_up_to_a_stop_string():
     assert (piece.text, piece.stop_string, piece.offsets) == ("one E", "ND", tuple(range(7)))
 
 
+def test_a_hidden_token_adds_no_text():
+    """It is used and stands where the text ends."""
+    piece = output_text().push(list(b"abc"), hides_last=True)
+    assert (piece.text, piece.offsets) == ("ab", (0, 1, 2))
+
+
 def test_the_first_min_tokens_hold_no_stop_string():
     """Neither whole nor in part; behind them it is looked for."""
     text = output_text("ND", min_tokens=6)
