@@ -5,10 +5,9 @@ with Client("127.0.0.1:50050") as client:
         ...
 """
 
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast
 
@@ -18,16 +17,14 @@ from stepwire.v1 import inference_pb2 as pb
 
 from common.codecs.place_codec import decode_rank
 from common.errors import InvalidRequest, RequestTooLarge
-from common.requests import FinishReason
 from common.rpc.client import client_options, connect, invoke
 from common.rpc.server import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 from common.rpc.status import service_errors
+from coordinator.client_answers import Answers, join_each
 from coordinator.engine.cluster_status import ClusterStatus, LostGeneration
 from coordinator.engine.generation import (
     ChatTurn,
-    PositionLogprobs,
     TextDelta,
-    TokenLogprob,
 )
 from coordinator.executors.progress import ReplicaPhase
 from coordinator.executors.topology import WorkerTopology
@@ -35,13 +32,6 @@ from coordinator.executors.topology import WorkerTopology
 UNARY_TIMEOUT_SECONDS = 10.0
 
 Prompt = str | Sequence[int] | Sequence[ChatTurn]
-
-FINISH_REASONS: dict[int, FinishReason | None] = {
-    pb.FINISH_REASON_UNSPECIFIED: None,
-    pb.FINISH_REASON_STOP: FinishReason.STOP,
-    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    pb.FINISH_REASON_ABORT: FinishReason.ABORT,
-}
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -59,6 +49,18 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int
+    all_logprobs: bool
+    prompt_logprobs: int
+    echo: bool
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    min_tokens: int
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
+    extra_args: Mapping[str, str]
+    skip_special_tokens: bool
     priority: int
     n: int
 
@@ -89,10 +91,10 @@ class AsyncClient:
 
         With n > 1 the deltas of all outputs come as they are made, each with its index. num_prompt_tokens
         and num_cached_tokens are known in an output's last delta; a log-probability's text_offset is
-        that of its delta.
+        that of its delta, in a prompt 0.
         """
         call = self._inference.Generate(_encode_request(prompt, options), timeout=self._timeout)
-        answers = _Answers()
+        answers = Answers()
         try:
             with service_errors():
                 async for response in call:
@@ -109,7 +111,7 @@ class AsyncClient:
     ) -> tuple[TextDelta, ...]:
         """All n whole answers."""
         async with aclosing(self.generate(prompt, **options)) as deltas:
-            return _join_each([delta async for delta in deltas])
+            return join_each([delta async for delta in deltas])
 
     async def chat(
         self, turns: Iterable[ChatTurn], **options: Unpack[GenerateOptions]
@@ -170,7 +172,7 @@ class Client:
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generator[TextDelta]:
         """Stream an answer; closing the generator early ends the request."""
         call = self._inference.Generate(_encode_request(prompt, options), timeout=self._timeout)
-        answers = _Answers()
+        answers = Answers()
         try:
             with service_errors():
                 for response in call:
@@ -187,7 +189,7 @@ class Client:
         self, prompt: Prompt, **options: Unpack[GenerateOptions]
     ) -> tuple[TextDelta, ...]:
         """All n whole answers."""
-        return _join_each(list(self.generate(prompt, **options)))
+        return join_each(list(self.generate(prompt, **options)))
 
     def chat(self, turns: Iterable[ChatTurn], **options: Unpack[GenerateOptions]) -> TextDelta:
         """The whole answer to a conversation."""
@@ -252,74 +254,6 @@ def _encode_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRe
             f"the request has {num_bytes} bytes, at most {MAX_REQUEST_BYTES} are read"
         )
     return request
-
-
-class _Answers:
-    """Decodes the responses of one request by output."""
-
-    def __init__(self) -> None:
-        self._by_index: defaultdict[int, _Answer] = defaultdict(_Answer)
-
-    def decode(self, response: pb.GenerateResponse) -> TextDelta:
-        """The next delta of whichever output it belongs to."""
-        return self._by_index[response.index].decode(response)
-
-
-class _Answer:
-    """Decodes the responses of one output, counting what came before each."""
-
-    def __init__(self) -> None:
-        self._num_generated_tokens = 0
-        self._num_characters = 0
-
-    def decode(self, response: pb.GenerateResponse) -> TextDelta:
-        """The next delta."""
-        delta = TextDelta(
-            text=response.text,
-            token_ids=tuple(response.token_ids),
-            num_prompt_tokens=response.usage.prompt_tokens,
-            num_cached_tokens=response.usage.cached_tokens,
-            num_generated_tokens=self._num_generated_tokens + len(response.token_ids),
-            logprobs=tuple(self._position(position) for position in response.logprobs) or None,
-            finish_reason=FINISH_REASONS.get(response.finish_reason),
-            index=response.index,
-        )
-        self._num_generated_tokens += len(delta.token_ids)
-        self._num_characters += len(delta.text)
-        return delta
-
-    def _position(self, position: pb.PositionLogprobs) -> PositionLogprobs:
-        return PositionLogprobs(
-            chosen=_decode_token(position.chosen),
-            rank=position.rank,
-            top=tuple(_decode_token(token) for token in position.top),
-            text_offset=self._num_characters,
-        )
-
-
-def _decode_token(token: pb.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(
-        token_id=token.token_id, token_bytes=token.token.encode(), logprob=token.logprob
-    )
-
-
-def _join_each(deltas: Sequence[TextDelta]) -> tuple[TextDelta, ...]:
-    by_index: defaultdict[int, list[TextDelta]] = defaultdict(list)
-    for delta in deltas:
-        by_index[delta.index].append(delta)
-    return tuple(_join(by_index[index]) for index in sorted(by_index))
-
-
-def _join(deltas: Sequence[TextDelta]) -> TextDelta:
-    """One delta that stands for a finished answer."""
-    last = deltas[-1]
-    positions = tuple(position for delta in deltas for position in delta.logprobs or ())
-    return replace(
-        last,
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        logprobs=positions or None,
-    )
 
 
 def _decode_models(response: pb.ListModelsResponse) -> tuple[Model, ...]:

@@ -35,6 +35,14 @@ QUESTION_OPTIONS = (
     ),
     click.option("--top-p", type=float, help="Nucleus mass in (0, 1]."),
     click.option("--min-p", type=float, help="Relative probability floor in [0, 1]."),
+    click.option(
+        "--repetition-penalty", type=float, help="Over 1: tokens seen before become less likely."
+    ),
+    click.option(
+        "--frequency-penalty", type=float, help="For each time a token was written, in [-2, 2]."
+    ),
+    click.option("--presence-penalty", type=float, help="For tokens written at all, in [-2, 2]."),
+    click.option("--min-tokens", type=click.IntRange(0, 2**31 - 1), help="No end before so many."),
     click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Same seed, same tokens."),
 )
 """Where to ask, and how answers are drawn."""
@@ -57,6 +65,7 @@ def _question_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @_question_options
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
+@click.option("--bad-word", "bad_words", multiple=True, help="Text never written; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 @click.option("--stats", is_flag=True, help="Print counts and times even when not on a terminal.")
 def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> None:

@@ -93,6 +93,7 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
         allowed_token_ids=tuple(request.allowed_token_ids) or None,
         bad_words=tuple(request.bad_words),
         extra_args=tuple(sorted(request.extra_args.items())),
+        skip_special_tokens=_optional(request, "skip_special_tokens") is not False,
         priority=_optional(request, "priority"),
     )
 
@@ -109,6 +110,7 @@ def encode_delta(request_id: str, delta: TextDelta) -> pb.GenerateResponse:
     )
     if delta.prompt is not None:
         response.prompt_text = delta.prompt.text
+        response.first_prompt_token.CopyFrom(_encode_token(delta.prompt.first_token))
         response.prompt_logprobs.extend(map(_encode_position, delta.prompt.logprobs or ()))
     if delta.finish_reason is not None:
         response.usage.prompt_tokens = delta.num_prompt_tokens

@@ -58,6 +58,7 @@ class GenerationBody(_Part):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    skip_special_tokens: bool | None = None
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -110,6 +111,7 @@ class GenerationBody(_Part):
             "extra_args": tuple(
                 (name, json.dumps(value)) for name, value in (self.vllm_xargs or {}).items()
             ),
+            "skip_special_tokens": self.skip_special_tokens is not False,
             "priority": self.priority,
         }
 

@@ -20,7 +20,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1),
     "logits_processors": (None, []),
     "truncate_prompt_tokens": NOTHING,
-    "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
     "include_stop_str_in_output": (None, False),
     "suffix": (None, ""),

@@ -77,10 +77,11 @@ def _input_logprobs(deltas: Sequence[TextDelta]) -> pb.InputLogProbs | None:
     if prompt is None or prompt.logprobs is None:
         return None
     positions = prompt.logprobs
+    token_ids = [position.chosen.token_id for position in positions]
     values = [pb.InputTokenLogProb(value=position.chosen.logprob) for position in positions]
     return pb.InputLogProbs(
         token_logprobs=[pb.InputTokenLogProb(), *values],
-        token_ids=prompt.token_ids,
+        token_ids=[prompt.first_token.token_id, *token_ids],
         top_logprobs=[pb.TopLogProbs(), *map(_top, positions)],
     )
 

@@ -17,6 +17,7 @@ from common.requests import FinishReason, Request
 from common.trace_context import log_fields
 from common.tracing import NoTracer, Tracer
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, ServedModel
+from coordinator.engine.logprob_budget import LogprobBudget, count_whole_vocabularies
 from coordinator.engine.measures import Measures
 from coordinator.engine.output_group import OutputGroup, Outputs
 from coordinator.engine.prompt_echo import PromptEcho
@@ -94,6 +95,7 @@ class Engine:
         self._loop = loop
         self._draw_seed = draw_seed
         self._claims: dict[str, _Claim] = {}
+        self._logprob_budget = LogprobBudget()
         self._clock = clock or SystemClock()
         self._measures = (measures or Measures()).requests
         self._tracer = tracer or NoTracer()
@@ -169,6 +171,9 @@ class Engine:
             draw_seed=self._draw_seed,
             bad_words=bad_words,
         )
+        num_values = count_whole_vocabularies(requests, model=self._model)
+        self._logprob_budget.take(num_values)
+        claim.num_whole_logprobs = num_values
         times = [RequestTimes(arrived=arrived) for _ in requests]
         sources = await self._submit_all(requests, times, make_matcher)
         # Nobody but the caller ends what runs from here on, so it must get its outputs.
@@ -210,13 +215,18 @@ class Engine:
     ) -> TextStream:
         return TextStream(
             source,
-            OutputText(self._tokenizer.detokenizer(), asked.stop),
+            OutputText(
+                self._tokenizer.detokenizer(skip_special_tokens=asked.skip_special_tokens),
+                asked.stop,
+                min_tokens=asked.min_tokens or 0,
+            ),
             token_bytes=self._tokenizer.token_bytes,
             num_prompt_tokens=len(request.prompt_token_ids),
             on_close=lambda stream: self._end(claim, stream, request=request, times=times),
             on_tokens=self._measures.note_generated,
             index=index,
             prompt=self._prompt_echo(asked, request),
+            end_token_ids=self._model.eos_token_ids | set(asked.stop_token_ids),
             delivers_tokens=asked.max_tokens != 0,
         )
 
@@ -225,7 +235,7 @@ class Engine:
             return None
         return PromptEcho(
             request.prompt_token_ids,
-            detokenizer=self._tokenizer.detokenizer(),
+            detokenizer=self._tokenizer.detokenizer(skip_special_tokens=asked.skip_special_tokens),
             token_bytes=self._tokenizer.token_bytes,
             has_text=asked.echo,
         )
@@ -248,6 +258,8 @@ class Engine:
         return cast("tuple[int, ...]", prompt)
 
     def _release(self, claim: "_Claim") -> None:
+        self._logprob_budget.give_back(claim.num_whole_logprobs)
+        claim.num_whole_logprobs = 0
         for name in claim.names:
             if self._claims.get(name) is claim:
                 del self._claims[name]
@@ -284,9 +296,19 @@ def _no_grammar() -> None:
 
 
 class _Claim:
-    """The right of one request to its id and its sequences', and whether the loop has them yet."""
+    """The right of one request to its id and its sequences', and whether the loop has them yet.
 
-    __slots__ = ("is_submitted", "num_open", "request_id", "sequence_ids", "span")
+    num_whole_logprobs: what it took of the budget of log-probabilities.
+    """
+
+    __slots__ = (
+        "is_submitted",
+        "num_open",
+        "num_whole_logprobs",
+        "request_id",
+        "sequence_ids",
+        "span",
+    )
 
     def __init__(self, request_id: str, sequence_ids: tuple[str, ...], span: RequestSpan) -> None:
         self.request_id = request_id
@@ -294,6 +316,7 @@ class _Claim:
         self.sequence_ids = sequence_ids
         self.num_open = len(sequence_ids)
         self.is_submitted = False
+        self.num_whole_logprobs = 0
 
     @property
     def names(self) -> frozenset[str]:

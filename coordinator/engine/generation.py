@@ -48,7 +48,8 @@ class GenerationInput:
     the chosen token and of the k best, -1: of all; prompt_logprobs: the same of the prompt's tokens.
     echo: the prompt is part of the text; only then may max_tokens be 0. logit_bias: (token id,
     addend); bad_words: texts never to be written. extra_args: (name, JSON) for custom logits
-    processors. constraint: what the output must look like. priority: the smaller, the sooner, where the scheduler has priorities. trace: the
+    processors. constraint: what the output must look like. skip_special_tokens: they are not part of
+    the text. priority: the smaller, the sooner, where the scheduler has priorities. trace: the
     client's span, if it told one.
     """
 
@@ -77,6 +78,7 @@ class GenerationInput:
     bad_words: tuple[str, ...] = ()
     extra_args: tuple[tuple[str, str], ...] = ()
     constraint: Constraint | None = None
+    skip_special_tokens: bool = True
     priority: int | None = None
     trace: TraceContext | None = None
 
@@ -122,12 +124,11 @@ class PositionLogprobs:
 class PromptText:
     """The prompt of an output whose client wants it back, or its log-probabilities.
 
-    text is "" unless it is echoed. logprobs: of every token but the first, when asked for; offsets
+    text is "" unless it is echoed. first_token's logprob means nothing. logprobs: of every token but the first, when asked for; offsets
     count from the beginning of the prompt.
     """
 
     text: str
-    token_ids: tuple[int, ...]
     first_token: TokenLogprob
     logprobs: tuple[PositionLogprobs, ...] | None
 

@@ -33,6 +33,7 @@ MAX_JSON_DEPTH = 200
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_WHOLE_VOCABULARY_LOGPROBS = 1 << 20
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 16384
 MAX_BAD_WORDS = 128
@@ -81,6 +82,10 @@ def limits() -> Iterator[tuple[str, str]]:
     for field, allowed in RANGES.items():
         if field != "logit_bias":
             yield field, str(allowed)
+    yield (
+        "logprobs -1, prompt_logprobs -1",
+        f"at most {MAX_WHOLE_VOCABULARY_LOGPROBS} log-probabilities a request, of all its tokens",
+    )
     yield "stop", f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARACTERS} characters"
     yield "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids of the vocabulary"
     biases = RANGES["logit_bias"]

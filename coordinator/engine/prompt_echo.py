@@ -40,7 +40,6 @@ class PromptEcho:
             )
         return PromptText(
             text=text if self._has_text else "",
-            token_ids=self._token_ids,
             first_token=self._token(self._token_ids[0], 0.0),
             logprobs=positions,
         )

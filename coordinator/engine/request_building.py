@@ -30,7 +30,8 @@ def build_requests(
 ) -> tuple[Request, ...]:
     """Make what the scheduler takes, one for each output, in the order of their indices.
 
-    token_ids are the tokenized prompts, bad_words those of the request as tokens. Raises InvalidRequest when one leaves no room for output.
+    token_ids are the tokenized prompts, bad_words those of the request as tokens. Raises
+    InvalidRequest when a prompt leaves no room for output.
     """
     for prompt, prompt_token_ids in zip(asked.prompts, token_ids, strict=True):
         check_room(field_of(prompt), len(prompt_token_ids), model=model)
@@ -81,8 +82,7 @@ def _build(
             min_p=_float32(asked.min_p or 0.0),
             seed=seed,
             num_logprobs=_num_logprobs(asked.logprobs, model) if wants_tokens else None,
-            # One output computes the prompt for all.
-            num_prompt_logprobs=_num_prompt_logprobs(asked, model) if leader is None else None,
+            num_prompt_logprobs=_num_prompt_logprobs(asked, model),
             repetition_penalty=_float32(_or(asked.repetition_penalty, 1.0)),
             frequency_penalty=_float32(_or(asked.frequency_penalty, 0.0)),
             presence_penalty=_float32(_or(asked.presence_penalty, 0.0)),
@@ -123,7 +123,7 @@ def _num_prompt_logprobs(asked: GenerationInput, model: ServedModel) -> int | No
 
 
 def _end_token_ids(asked: GenerationInput, model: ServedModel) -> tuple[int, ...]:
-    """What cannot be drawn before there are min_tokens tokens; a stop text ends an output at any time."""
+    """What cannot be drawn before there are min_tokens tokens."""
     ends = frozenset(asked.stop_token_ids)
     if not asked.ignore_eos:
         ends |= model.eos_token_ids

@@ -48,12 +48,14 @@ class TextStream:
         on_tokens: Callable[[int], None] = lambda count: None,
         index: int = 0,
         prompt: PromptEcho | None = None,
+        end_token_ids: frozenset[int] = frozenset(),
         delivers_tokens: bool = True,
     ) -> None:
         """Read from tokens; on_close is called once, when the output has ended.
 
         on_tokens is called with the number of tokens of each delta. prompt: what spells the prompt
-        in the first delta. delivers_tokens: False keeps the output back, as the prompt alone counts.
+        in the first delta. end_token_ids: tokens that are no text where they end the output.
+        delivers_tokens: False keeps the output back, as the prompt alone counts.
         """
         self._tokens = tokens
         self._text = text
@@ -62,6 +64,7 @@ class TextStream:
         self._on_tokens = on_tokens
         self._is_closed = False
         self._prompt = prompt
+        self._end_token_ids = end_token_ids
         self._delivers_tokens = delivers_tokens
         self.index = index
         self.num_prompt_tokens = num_prompt_tokens
@@ -113,10 +116,12 @@ class TextStream:
         await self.aclose()
 
     def _text_delta(self, tokens: TokenDelta) -> TextDelta:
+        prompt = self._take_prompt(tokens)
         if not self._delivers_tokens:
-            reason = None if tokens.finish_reason is None else FinishReason.LENGTH
-            tokens = replace(tokens, token_ids=(), finish_reason=reason)
-        piece = self._text.push(tokens.token_ids)
+            tokens = _without_tokens(tokens)
+        is_ended = tokens.finish_reason is FinishReason.STOP
+        hides_last = is_ended and tokens.token_ids[-1] in self._end_token_ids
+        piece = self._text.push(tokens.token_ids, hides_last=hides_last)
         text, stop_string = piece.text, piece.stop_string
         if tokens.finish_reason is not None and not piece.is_stopped:
             last = self._text.flush()
@@ -135,12 +140,12 @@ class TextStream:
             logprobs=self._logprobs(tokens, piece),
             finish_reason=tokens.finish_reason if stop_string is None else FinishReason.STOP,
             stop_string=stop_string,
-            prompt=self._take_prompt(tokens),
+            prompt=prompt,
         )
 
     def _take_prompt(self, tokens: TokenDelta) -> PromptText | None:
         # What ends a request from outside before its first token knows no prompt.
-        if self._prompt is None or (self._delivers_tokens and not tokens.token_ids):
+        if self._prompt is None or not tokens.token_ids:
             return None
         prompt, self._prompt = self._prompt, None
         return prompt.spell(tokens.prompt_logprobs)
@@ -168,3 +173,9 @@ class TextStream:
         return TokenLogprob(
             token_id=token_id, token_bytes=self._token_bytes(token_id), logprob=logprob
         )
+
+
+def _without_tokens(tokens: TokenDelta) -> TokenDelta:
+    """What is left of a token that was drawn and not asked for: the output was full without it."""
+    reason = FinishReason.LENGTH if tokens.token_ids else tokens.finish_reason
+    return replace(tokens, token_ids=(), logprobs=None, finish_reason=reason)

@@ -152,7 +152,8 @@ class Scheduler:
         """Queue a request and return its handle.
 
         leader: a sequence with the same prompt, whose blocks this one shares. matcher: the grammar of
-        its output, of nobody else. Raises InvalidRequest when it can never run, Overloaded when the queue is full.
+        its output, of nobody else. Raises InvalidRequest when it can never run, Overloaded when the
+        queue is full.
         """
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_sequence_len:
@@ -328,6 +329,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, cohort: int) -> bool:
         """Let a waiting sequence run; False when the blocks do not suffice."""
+        sequence.learn_from_leader()
         try:
             num_computed = self._allocator.reserve(
                 sequence.blocks,

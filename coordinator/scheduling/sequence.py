@@ -154,19 +154,23 @@ class Sequence:
 
     @property
     def waits_for_leader(self) -> bool:
-        """Whether the leader's prompt is still to be computed, in a step before this one's first."""
+        """Whether what the leader knows of the prompt is still to come, in a step before this one's first."""
         leader = self.leader
-        return (
-            leader is not None
-            and leader.state is not SequenceState.FINISHED
-            and leader.num_computed_tokens < self.num_prompt_tokens
-        )
+        if leader is None or leader.state is SequenceState.FINISHED:
+            return False
+        return leader.num_computed_tokens < self.num_prompt_tokens or not leader.reads_prefixes
 
     @property
     def reads_prefixes(self) -> bool:
         """Whether blocks that others have filled may be taken over: not while each state is needed."""
         known = self.prompt_logprobs
         return known is None or len(known) >= self.num_prompt_tokens - 1
+
+    def learn_from_leader(self) -> None:
+        """Take over the log-probabilities of the prompt, if they are complete."""
+        leader = self.leader
+        if leader is not None and self.prompt_logprobs is not None and leader.reads_prefixes:
+            self.prompt_logprobs = leader.prompt_logprobs
 
     def add_prompt_logprobs(self, part: PromptLogprobs) -> None:
         """Take a chunk's; what is known from before a preemption is computed again and left out."""

@@ -28,27 +28,40 @@ class TextPiece:
 class OutputText:
     """Decodes the tokens of one output and ends it at a stop string."""
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
-        """Take a fresh detokenizer and the stop strings."""
+    def __init__(
+        self, detokenizer: Detokenizer, stop: Sequence[str], *, min_tokens: int = 0
+    ) -> None:
+        """Take a fresh detokenizer and the stop strings, which the first min_tokens tokens do not end."""
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(stop)
         self._num_characters = 0
+        self._num_exempt = min_tokens
 
-    def push(self, token_ids: Sequence[int]) -> TextPiece:
-        """Add tokens, up to the one that completes a stop string."""
+    def push(self, token_ids: Sequence[int], *, hides_last: bool = False) -> TextPiece:
+        """Add tokens, up to the one that completes a stop string; a hidden one adds no text."""
         texts: list[str] = []
         offsets: list[int] = []
-        for token_id in token_ids:
+        num_shown = len(token_ids) - hides_last
+        for token_id in token_ids[:num_shown]:
             offsets.append(self._num_characters)
-            texts.append(self._append(self._detokenizer.push(token_id)))
+            texts.append(self._push(token_id))
             if self._stop_strings.is_stopped:
-                break
+                return self._piece("".join(texts), tuple(offsets))
+        offsets += [self._num_characters] * (len(token_ids) - num_shown)
         return self._piece("".join(texts), tuple(offsets))
 
     def flush(self) -> TextPiece:
         """End the output: return what was held back, unless it completes a stop string."""
         text = self._append(self._detokenizer.flush())
         return self._piece(text + self._stop_strings.flush(), ())
+
+    def _push(self, token_id: int) -> str:
+        decoded = self._detokenizer.push(token_id)
+        if not self._num_exempt:
+            return self._append(decoded)
+        self._num_exempt -= 1
+        self._num_characters += len(decoded)
+        return decoded
 
     def _append(self, decoded: str) -> str:
         self._num_characters += len(decoded)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from tokenizers import Tokenizer as TokenizerFile
 
@@ -69,16 +70,18 @@ class Tokenizer:
             )
         return await asyncio.to_thread(self._encode_messages, self._template, messages)
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Make the detokenizer of one output."""
         vocabulary = self._vocabulary
+        is_text = vocabulary.is_text if skip_special_tokens else vocabulary.is_known
         if vocabulary.is_byte_level:
-            return ByteDetokenizer(vocabulary.token_bytes, is_text=vocabulary.is_text)
-        return PieceDetokenizer(self.decode, is_text=vocabulary.is_text, is_byte=vocabulary.is_byte)
+            return ByteDetokenizer(vocabulary.token_bytes, is_text=is_text)
+        decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
+        return PieceDetokenizer(decode, is_text=is_text, is_byte=vocabulary.is_byte)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode all tokens of an output at once, special tokens left out."""
-        return self._file.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Decode all tokens of an output at once."""
+        return self._file.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for on its own; a special token stands for its name."""

@@ -35,7 +35,11 @@ class Vocabulary:
 
     def is_text(self, token_id: int) -> bool:
         """Whether the token is part of the text: known, and not special."""
-        return token_id not in self._special_ids and self._file.id_to_token(token_id) is not None
+        return token_id not in self._special_ids and self.is_known(token_id)
+
+    def is_known(self, token_id: int) -> bool:
+        """Whether the token stands for anything."""
+        return self._file.id_to_token(token_id) is not None
 
     def is_byte(self, token_id: int) -> bool:
         """Whether the token stands for a single byte beside pieces of text."""

@@ -103,8 +103,8 @@ def write_task(folder: Path) -> None:
 
 def evaluate(
     tool: Path, task: Path, *, engine: str, arguments: dict[str, object]
-) -> dict[str, float]:
-    """The scores that lm-eval finds with an engine."""
+) -> list[dict[str, Any]]:
+    """What lm-eval notes of each question with an engine, in the order of the questions."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [
@@ -114,14 +114,20 @@ def evaluate(
                 "--model_args",
                 ",".join(f"{name}={value}" for name, value in arguments.items()),
                 *("--tasks", TASK, "--include_path", str(task), "--output_path", folder),
+                "--log_samples",
             ],
             check=True,
             env=child_environment() | {"HF_DATASETS_CACHE": folder, "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.DEVNULL,
         )
-        (result,) = Path(folder).rglob("results_*.json")
-        scores = json.loads(result.read_text())["results"][TASK]
-    return {name: scores[f"{name},none"] for name in ("acc", "acc_norm")}
+        (samples,) = Path(folder).rglob("samples_*.jsonl")
+        answers = [json.loads(line) for line in samples.read_text().splitlines()]
+    return sorted(answers, key=lambda answer: answer["doc_id"])
+
+
+def log_likelihoods(answers: list[dict[str, Any]]) -> list[float]:
+    """Of every choice of every question."""
+    return [float(choice[0]) for answer in answers for choice in answer["filtered_resps"]]
 
 
 def main() -> None:
@@ -152,14 +158,17 @@ def main() -> None:
     rows: list[Row] = [
         {
             "score": name,
-            "hf": theirs[name],
-            "stepwire": ours[name],
-            "items apart": round(abs(theirs[name] - ours[name]) * num_items),
+            "hf": sum(answer[name] for answer in theirs) / num_items,
+            "stepwire": sum(answer[name] for answer in ours) / num_items,
+            "items apart": sum(a[name] != b[name] for a, b in zip(theirs, ours, strict=True)),
         }
-        for name in theirs
+        for name in ("acc", "acc_norm")
     ]
+    pairs = zip(log_likelihoods(theirs), log_likelihoods(ours), strict=True)
+    furthest = max(abs(a - b) for a, b in pairs)
     version = recorded_version(peer, "lib/python*/site-packages/lm_eval-*.dist-info/METADATA")
-    report(f"{num_items} questions by lm-eval", rows, peers={"lm-eval": version})
+    title = f"{num_items} questions by lm-eval; log-likelihoods at most {furthest:.1e} apart"
+    report(title, rows, peers={"lm-eval": version})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.fakes.byte_tokenizer import TURN_END
 from tests.fakes.running_coordinator import RunningCoordinator, running_coordinator
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 
@@ -102,7 +103,17 @@ def test_min_tokens_holds_the_end_back(client):
     assert (at_once.choices[0].finish_reason, at_once.usage.completion_tokens) == ("stop", 1)
     later = complete(client, logit_bias=bias, extra_body=extra | {"min_tokens": 7})
     assert (later.choices[0].finish_reason, later.usage.completion_tokens) == ("stop", 8)
-    assert later.choices[0].text.startswith("Z" * 7)
+    assert later.choices[0].text == "Z" * 7
+
+
+def test_special_tokens_are_text_where_they_are_asked_for(client):
+    """Drawn in the middle they are left out by default; the one that ends the output always is."""
+    options = {"logit_bias": {"259": 100}, "max_tokens": 2}
+    assert complete(client, **options).choices[0].text == ""
+    shown = complete(client, extra_body={"skip_special_tokens": False}, **options)
+    assert shown.choices[0].text == f"{TURN_END}{TURN_END}"
+    ended = {"skip_special_tokens": False, "stop_token_ids": [259]}
+    assert complete(client, extra_body=ended, **options).choices[0].text == ""
 
 
 def test_penalties_equal_the_reference(client, model):
@@ -167,16 +178,18 @@ def test_echo_gives_the_prompt_with_its_log_probabilities(client, model):
     expected = reference_logprobs(model, list(text.encode()))
     for row, token in enumerate(text.encode()[1:]):
         assert abs(said.token_logprobs[row + 1] - float(expected[row, token])) < CLOSE
-    longer = complete(client, text, echo=True, logprobs=2, max_tokens=3)
-    assert longer.choices[0].text.startswith(text)
-    assert len(longer.choices[0].logprobs.tokens) == len(text) + 3
-    assert longer.choices[0].logprobs.token_logprobs[: len(text)] == said.token_logprobs
+    longer = complete(client, text, echo=True, logprobs=2, max_tokens=3, n=2)
+    for choice in longer.choices:
+        assert choice.text.startswith(text)
+        assert len(choice.logprobs.tokens) == len(text) + 3
+        assert choice.logprobs.token_logprobs[: len(text)] == said.token_logprobs
 
 
 def test_prompt_logprobs_of_all_tokens(client, model):
     """-1 names every token of the vocabulary, with its rank; several outputs share them."""
     answer = complete(client, max_tokens=1, n=2, extra_body={"prompt_logprobs": -1})
     expected = reference_logprobs(model, PROMPT)
+    assert answer.choices[1].prompt_logprobs == answer.choices[0].prompt_logprobs
     first, *positions = answer.choices[0].prompt_logprobs
     assert first is None
     assert len(positions) == len(PROMPT) - 1
@@ -185,6 +198,20 @@ def test_prompt_logprobs_of_all_tokens(client, model):
         entry = position[str(PROMPT[row + 1])]
         assert abs(entry["logprob"] - float(expected[row, PROMPT[row + 1]])) < CLOSE
         assert entry["rank"] == int((expected[row] >= expected[row, PROMPT[row + 1]]).sum())
+
+
+def test_a_prompt_is_told_over_grpc(server, client):
+    """Text, first token and log-probabilities are those that HTTP tells."""
+    options = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
+    prompt = server.client.complete("hello", echo=True, **options).prompt
+    assert (prompt.text, prompt.first_token.text) == ("hello", "h")
+    extra = {"prompt_logprobs": 1}
+    told = complete(client, "hello", max_tokens=1, extra_body=extra).choices[0].prompt_logprobs
+    assert told[0] is None
+    for position, by_id in zip(prompt.logprobs, told[1:], strict=True):
+        entry = by_id[str(position.chosen.token_id)]
+        assert abs(position.chosen.logprob - entry["logprob"]) < CLOSE
+        assert position.rank == entry["rank"]
 
 
 def test_outputs_of_a_prompt_share_its_blocks(server, client):

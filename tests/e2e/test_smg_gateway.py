@@ -169,10 +169,29 @@ def test_stop(gateway, direct, stream):
     assert counts(last.usage) == counts(own.usage)
 
 
-def test_what_is_not_built_is_a_bad_request(gateway):
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"frequency_penalty": 2.0},
+        {"presence_penalty": 2.0},
+        {"extra_body": {"repetition_penalty": 1.8}},
+    ],
+)
+def test_edits_of_logits(gateway, direct, edits):
+    """Penalties change the answer, and as they do without the gateway."""
+    texts = [
+        client.chat.completions.create(**STORY | {"max_tokens": 24} | added).choices[0]
+        for client, added in ((gateway, edits), (direct, edits), (direct, {}))
+    ]
+    # A character that the last token leaves open is the business of whoever makes the text.
+    changed, own, plain = (choice.message.content.rstrip("\ufffd") for choice in texts)
+    assert changed == own != plain
+
+
+def test_a_bad_value_is_a_bad_request(gateway):
     """A refusal reaches the client with the name of the field, and the next request works."""
-    with pytest.raises(openai.BadRequestError, match="frequency_penalty is not supported"):
-        gateway.completions.create(**TEXT, frequency_penalty=0.5)
+    with pytest.raises(openai.BadRequestError, match="stop: 300 characters are too many"):
+        gateway.completions.create(**TEXT, stop=["x" * 300])
     assert gateway.completions.create(**TEXT).choices[0].finish_reason == "length"
 
 

@@ -20,7 +20,7 @@ BANNED_NAMES = {"utils", "util", "helpers", "helper", "misc", "base"}
 IMPORTS_WIRE = re.compile(r"^\s*(?:from|import) stepwire\.v1", re.MULTILINE)
 MAY_IMPORT_WIRE = re.compile(
     r"common/(codecs|rpc)/.*|worker_service/(app|servicer|step_stream)\.py"
-    r"|coordinator/(client|api/\w+_servicer|api/front|executors/remote)\.py"
+    r"|coordinator/(client|client_answers|api/\w+_servicer|api/front|executors/remote)\.py"
     r"|tests/.*"
 )
 

@@ -10,6 +10,7 @@ from common.requests import FinishReason, TokenDelta, TokenLogprobs
 from coordinator.engine.engine import Engine, draw_seed
 from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import ChatTurn, GenerationInput, ServedModel, TextDelta
+from coordinator.engine.logprob_budget import MAX_OPEN_LOGPROBS
 from coordinator.engine.measures import Measures
 from coordinator.text.chat_template import ChatTemplate
 from coordinator.text.detokenizer import Detokenizer
@@ -80,6 +81,31 @@ async def test_tokens_are_counted_as_the_usage_tells_them():
     assert counted.num_generated_tokens == last.num_generated_tokens == len("one END")
     assert counted.generated_tokens.total == last.num_generated_tokens
     assert counted.num_choices.counts[0] == 1
+
+
+async def test_a_prompt_alone_is_told_without_the_token_drawn_for_it():
+    """With echo and max_tokens 0 the text is the prompt's, nothing counts as generated, and it is full."""
+    told = tuple(TokenLogprobs(token_id=token, logprob=-1.0, rank=1, top=()) for token in b"i!")
+    drawn = TokenDelta(token_ids=(65,), prompt_logprobs=told, finish_reason=FinishReason.STOP)
+    loop = ScriptedLoop([drawn])
+    (first,) = await answer(
+        loop, asked(prompt="hi!", echo=True, prompt_logprobs=0, logprobs=0, max_tokens=0)
+    )
+    assert (first.text, first.token_ids, first.num_generated_tokens) == ("", (), 0)
+    assert first.prompt is not None
+    assert (first.prompt.text, first.prompt.first_token.text) == ("hi!", "h")
+    assert first.prompt.logprobs is not None
+    assert [position.text_offset for position in first.prompt.logprobs] == [1, 2]
+    assert first.finish_reason is FinishReason.LENGTH
+    (request,) = loop.requests
+    assert (request.stopping.max_tokens, request.sampling.num_logprobs) == (1, None)
+
+
+async def test_log_probabilities_of_whole_vocabularies_are_free_again_when_a_request_ends():
+    """As many requests as one likes ask for them one after the other."""
+    engine = engine_on(ScriptedLoop(deltas("x")))
+    for _ in range(2 * MAX_OPEN_LOGPROBS // (60 * VOCAB_SIZE)):
+        await (await engine.generate(asked(logprobs=-1, max_tokens=60))).aclose()
 
 
 async def test_seeds_are_drawn_anew():
@@ -218,12 +244,12 @@ class OnceOutOfDetokenizers(Tokenizer):
 
     num_made = 0
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Make the detokenizer of one output."""
         self.num_made += 1
         if self.num_made == 2:
             raise MemoryError("no detokenizer")
-        return super().detokenizer()
+        return super().detokenizer(skip_special_tokens=skip_special_tokens)
 
 
 async def test_a_request_whose_outputs_cannot_be_made_is_freed():

@@ -81,6 +81,15 @@ def test_special_tokens_are_not_part_of_the_text():
     assert "".join(streamed(BYTE_LEVEL, [first, EOS_ID, *rest])) == "é"
 
 
+@given(st.lists(st.integers(0, VOCAB_SIZE + 4)))
+def test_special_tokens_are_text_where_they_are_wanted(token_ids: list[int]):
+    """The pieces join to what decoding everything gives with them, in both kinds of vocabularies."""
+    for tokenizer in (BYTE_LEVEL, PIECES):
+        detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
+        texts = [*map(detokenizer.push, token_ids), detokenizer.flush()]
+        assert "".join(texts) == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
 def test_cost_is_linear_in_the_tokens():
     """Every token, byte tokens too, is decoded at most three times however long the output is."""
     decoded: list[int] = []
