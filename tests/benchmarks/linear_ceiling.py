@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from common.worker_api import Layout, LoadModel, Rank
 from worker_service.device import bind, find_device
@@ -41,21 +40,21 @@ class LinearLayers:
         bind(device, num_threads=num_threads)
         model = load_stage(folder, request, device=device.torch_device).model
         linear = [m for m in model.modules() if isinstance(m, ColumnLinear | RowLinear)]
-        self._layers: list[tuple[Callable[[Tensor], Tensor], int]] = [
-            *((layer, layer.num_inputs) for layer in linear),
-            (model.head.compute_logits, spec.hidden_size),
-        ]
+        self._layers = [(layer, layer.num_inputs) for layer in linear]
+        self._head, self._hidden_size = model.head.compute_logits, spec.hidden_size
         self.num_bytes = sum(layer.packed.num_bytes for layer in (*linear, model.head))
 
-    def milliseconds(self, num_rows: int) -> float:
-        """Median time of one pass through all of them."""
+    def milliseconds(self, num_rows: int, *, num_sampled: int | None = None) -> float:
+        """Median time of one pass through all of them; by default every row goes through the head."""
         inputs = {
             width: torch.randn(num_rows, width, dtype=torch.bfloat16) for _, width in self._layers
         }
+        sampled = torch.randn(num_sampled or num_rows, self._hidden_size, dtype=torch.bfloat16)
 
         def run() -> None:
             for layer, width in self._layers:
                 layer(inputs[width])
+            self._head(sampled)
 
         with torch.inference_mode():
             return _median_seconds(run) * 1e3
