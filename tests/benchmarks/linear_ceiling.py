@@ -14,6 +14,8 @@ from worker_service.models.model_spec import read_model_spec
 from worker_service.runner.load_stage import load_stage
 
 REPEATS = 20
+LONG_ROWS, LONG_REPEATS = 256, 3
+"""So many rows take long enough to be measured a few times only."""
 READ_BYTES = 1 << 29
 
 
@@ -57,7 +59,8 @@ class LinearLayers:
             self._head(sampled)
 
         with torch.inference_mode():
-            return _median_seconds(run) * 1e3
+            repeats = REPEATS if num_rows < LONG_ROWS else LONG_REPEATS
+            return statistics.median(_seconds(run, repeats=repeats)) * 1e3
 
 
 def read_gigabytes_per_second(*, num_threads: int) -> float:
@@ -67,18 +70,14 @@ def read_gigabytes_per_second(*, num_threads: int) -> float:
     return READ_BYTES / 1e9 / _least_seconds(lambda: values.sum())
 
 
-def _median_seconds(run: Callable[[], object]) -> float:
-    return statistics.median(_seconds(run))
-
-
 def _least_seconds(run: Callable[[], object]) -> float:
-    return min(_seconds(run))
+    return min(_seconds(run, repeats=REPEATS))
 
 
-def _seconds(run: Callable[[], object]) -> list[float]:
+def _seconds(run: Callable[[], object], *, repeats: int) -> list[float]:
     run()
     found: list[float] = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         started = time.monotonic()
         run()
         found.append(time.monotonic() - started)
