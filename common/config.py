@@ -217,6 +217,9 @@ class ClusterConfig:
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     devices: tuple[str, ...] = setting((), "one device per local worker, in stage order")
     threads: int | None = setting(None, "compute threads per worker (default: cores / workers)")
+    layers_per_stage: tuple[str, ...] = setting(
+        (), "decoder layers of each stage, as 19,11 (default: stages read about the same weights)"
+    )
 
     def __post_init__(self) -> None:
         if self.executor is not None:
@@ -236,6 +239,21 @@ class ClusterConfig:
             raise ConfigError(
                 f"--devices names {len(self.devices)} devices for {self.num_stages} workers"
             )
+        if not all(count.isdecimal() and int(count) for count in self.layers_per_stage):
+            raise ConfigError(
+                f"--layers-per-stage must be positive integers such as 19,11, not "
+                f"{','.join(self.layers_per_stage)!r}"
+            )
+        if self.layers_per_stage and len(self.layers_per_stage) != self.num_stages:
+            raise ConfigError(
+                f"--layers-per-stage counts the layers of {len(self.layers_per_stage)} stages, and "
+                f"there are {self.num_stages}"
+            )
+
+    @property
+    def layer_counts(self) -> tuple[int, ...]:
+        """Decoder layers of each stage; empty: not told."""
+        return tuple(map(int, self.layers_per_stage))
 
     @property
     def executor_kind(self) -> str:

@@ -23,7 +23,7 @@ from coordinator.engine.generation import MAX_SEQUENCES, ServedModel
 from coordinator.engine.measures import Measures
 from coordinator.engine.replica import Replica
 from coordinator.executors.launch import worker_fleet
-from coordinator.executors.placement import split_layers
+from coordinator.executors.placement import stage_layers
 from coordinator.executors.topology import WorkerTopology
 from coordinator.shutdown import ShutdownRequest
 from coordinator.text.same_vocabulary import check_same_vocabulary
@@ -122,7 +122,7 @@ class Coordinator:
         )
         self._model_name = self._config.model.served_model_name or folder.name
         # Before processes are started for stages that would stay empty.
-        split_layers(folder.num_layers, self._config.cluster.num_stages)
+        stage_layers(folder, self._config, num_stages=self._config.cluster.num_stages)
         self._config = await asyncio.to_thread(_with_draft_folder, self._config, folder)
         self._replica = Replica(
             self._config,

@@ -23,7 +23,7 @@ from common.worker_api import (
     WorkerInfo,
 )
 from coordinator.executors.members import Member, describe_all, on_every_rank
-from coordinator.executors.placement import split_layers
+from coordinator.executors.placement import stage_layers
 from coordinator.executors.progress import ProgressListener, ignore_progress, loading
 
 FRESH_STATE = "CREATED"
@@ -81,7 +81,7 @@ async def load_group(
     rank.
     """
     max_model_len = resolve_max_model_len(config, folder)
-    ranges = split_layers(folder.num_layers, len(members))
+    ranges = stage_layers(folder, config, num_stages=len(members))
     infos = await describe_all(members, report)
     check_fit_to_start(members, infos)
     authority = authority or _new_authority(infos)

@@ -2,6 +2,11 @@
 
 Run as `python -m tests.benchmarks.idle_gap` from the repository's root. A gap lies between the end
 of a step's COMPUTE and the start of the next one's on the same worker, by the worker's own clock.
+
+A hand-over lies between the moment at which a stage is free and what it needs is computed elsewhere,
+and the start of its COMPUTE: the way of hidden states, or of sampled tokens, and the preparation of
+the step. As many cohorts as stages take turns, and each crosses every hand-over once in a round, so a
+stage of equals idles for the mean of them between two forwards, however early steps are planned.
 """
 
 import asyncio
@@ -27,16 +32,39 @@ NUM_CORES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One run of the load: output tokens a second, and of each stage the median gap in milliseconds."""
+    """One run of the load: output tokens a second, and of each stage the medians in milliseconds."""
 
     tokens_per_second: float
     gaps_ms: tuple[float, ...]
+    hand_overs_ms: tuple[float, ...]
+    computes_ms: tuple[float, ...]
 
 
 def median_gap_ms(intervals: Sequence[Interval]) -> float:
     """Milliseconds between two steps of a stage."""
     gaps = [start - end for (_, end), (start, _) in pairwise(intervals)]
     return statistics.median(gaps) / 1e6
+
+
+def median_hand_over_ms(stages: Sequence[Sequence[Interval]], stage: int) -> float:
+    """Milliseconds from when a stage could start a step to when it did.
+
+    A later stage needs the step from the one before; the first needs the tokens that the last one
+    sampled for the same cohort, which had its turn as many steps ago as there are stages.
+    """
+    own = stages[stage]
+    lag = 0 if stage else len(stages)
+    waits = [
+        start - max(own[step - 1][1], stages[stage - 1][step - lag][1])
+        for step, (start, _) in enumerate(own)
+        if step >= len(stages)
+    ]
+    return statistics.median(waits) / 1e6
+
+
+def median_compute_ms(intervals: Sequence[Interval]) -> float:
+    """Milliseconds a stage computes for a step."""
+    return statistics.median(end - start for start, end in intervals) / 1e6
 
 
 async def run_load(engine: RecordedEngine, *, seed: int) -> Round:
@@ -53,6 +81,8 @@ async def run_load(engine: RecordedEngine, *, seed: int) -> Round:
     return Round(
         tokens_per_second=sum(map(len, texts)) / seconds,
         gaps_ms=tuple(map(median_gap_ms, stages)),
+        hand_overs_ms=tuple(median_hand_over_ms(stages, stage) for stage in range(len(stages))),
+        computes_ms=tuple(map(median_compute_ms, stages)),
     )
 
 
@@ -90,6 +120,9 @@ def _rows(num_stages: int, without: Sequence[Round], ahead: Sequence[Round]) -> 
             "gap ms without": statistics.median(gaps[1]),
             "gap ms with": statistics.median(gaps[0]),
             "with ÷ without": median_ratio(*gaps),
+            "hand-over ms without": statistics.median(r.hand_overs_ms[stage] for r in without),
+            "hand-over ms with": statistics.median(r.hand_overs_ms[stage] for r in ahead),
+            "compute ms with": statistics.median(r.computes_ms[stage] for r in ahead),
             "tokens/s, with ÷ without": median_ratio(*rates),
         }
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from common.worker_api import Layout, LoadModel, Rank
 from worker_service.device import bind, find_device
@@ -15,6 +14,8 @@ from worker_service.models.model_spec import read_model_spec
 from worker_service.runner.load_stage import load_stage
 
 REPEATS = 20
+LONG_ROWS, LONG_REPEATS = 256, 3
+"""So many rows take long enough to be measured a few times only."""
 READ_BYTES = 1 << 29
 
 
@@ -41,24 +42,25 @@ class LinearLayers:
         bind(device, num_threads=num_threads)
         model = load_stage(folder, request, device=device.torch_device).model
         linear = [m for m in model.modules() if isinstance(m, ColumnLinear | RowLinear)]
-        self._layers: list[tuple[Callable[[Tensor], Tensor], int]] = [
-            *((layer, layer.num_inputs) for layer in linear),
-            (model.head.compute_logits, spec.hidden_size),
-        ]
+        self._layers = [(layer, layer.num_inputs) for layer in linear]
+        self._head, self._hidden_size = model.head.compute_logits, spec.hidden_size
         self.num_bytes = sum(layer.packed.num_bytes for layer in (*linear, model.head))
 
-    def milliseconds(self, num_rows: int) -> float:
-        """Median time of one pass through all of them."""
+    def milliseconds(self, num_rows: int, *, num_sampled: int | None = None) -> float:
+        """Median time of one pass through all of them; by default every row goes through the head."""
         inputs = {
             width: torch.randn(num_rows, width, dtype=torch.bfloat16) for _, width in self._layers
         }
+        sampled = torch.randn(num_sampled or num_rows, self._hidden_size, dtype=torch.bfloat16)
 
         def run() -> None:
             for layer, width in self._layers:
                 layer(inputs[width])
+            self._head(sampled)
 
         with torch.inference_mode():
-            return _median_seconds(run) * 1e3
+            repeats = REPEATS if num_rows < LONG_ROWS else LONG_REPEATS
+            return statistics.median(_seconds(run, repeats=repeats)) * 1e3
 
 
 def read_gigabytes_per_second(*, num_threads: int) -> float:
@@ -68,18 +70,14 @@ def read_gigabytes_per_second(*, num_threads: int) -> float:
     return READ_BYTES / 1e9 / _least_seconds(lambda: values.sum())
 
 
-def _median_seconds(run: Callable[[], object]) -> float:
-    return statistics.median(_seconds(run))
-
-
 def _least_seconds(run: Callable[[], object]) -> float:
-    return min(_seconds(run))
+    return min(_seconds(run, repeats=REPEATS))
 
 
-def _seconds(run: Callable[[], object]) -> list[float]:
+def _seconds(run: Callable[[], object], *, repeats: int) -> list[float]:
     run()
     found: list[float] = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         started = time.monotonic()
         run()
         found.append(time.monotonic() - started)

