@@ -116,7 +116,7 @@ def store_kernel(
 def _rounded(x, LARGEST: tl.constexpr, DTYPE: tl.constexpr):
     """Clamp, and for integers round half to even, which a cast does not."""
     x = tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
-    if DTYPE == tl.int8:
+    if tl.int8 == DTYPE:
         # Adding and taking 1.5 * 2^23 leaves what float32 rounds to: an integer, ties to even.
         x = (x + 12582912.0) - 12582912.0
     return x.to(DTYPE)

@@ -96,7 +96,7 @@ def rms_norm_kernel(
         x = rounded.to(tl.float32)
     normed = x / tl.sqrt(tl.sum(x * x, axis=0) / size + eps)
     weight = tl.load(weight_ptr + d, mask=is_d, other=0.0).to(tl.float32)
-    if HAS_UNIT_OFFSET:
+    if HAS_UNIT_OFFSET:  # noqa: SIM108 - decided when the kernel is compiled
         out = normed * (1.0 + weight)
     else:
         out = normed.to(dtype).to(tl.float32) * weight
