@@ -167,7 +167,10 @@ class DeviceSession:
             folder = resolve_model(self._config.model or request.model, cache=cache_folder())
             self._drop_model()
             runner = self._make_runner(
-                device=self._device.torch_device, folder=folder, request=request
+                device=self._device.torch_device,
+                folder=folder,
+                request=request,
+                attention_backend=self._config.attention_backend,
             )
             report = runner.load_model()
             self._num_loads += 1

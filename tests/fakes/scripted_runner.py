@@ -36,8 +36,10 @@ class ScriptedRunner:
     step runs, and may raise.
     """
 
-    def __init__(self, *, device: torch.device, folder: Path, request: LoadModel) -> None:
-        del device, folder
+    def __init__(
+        self, *, device: torch.device, folder: Path, request: LoadModel, **options: object
+    ) -> None:
+        del device, folder, options
         self.request = request
         self.applied: list[tuple[int, str]] = []
         self.invalid_steps: set[int] = set()

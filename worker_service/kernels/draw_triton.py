@@ -10,6 +10,10 @@ winner is kept; who wins among the parts is a matter of a few values. `draw` hol
 Legend: R rows, V vocabulary, C parts of it.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# Triton has no types of its own: a kernel is another language in the clothes of a function.
+
 import torch
 import triton
 import triton.language as tl

@@ -9,6 +9,10 @@ The torch references stand in `gated_activation`.
 Legend: T tokens, I inner size; a row holds gate, then up.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# Triton has no types of its own: a kernel is another language in the clothes of a function.
+
 import torch
 import triton
 import triton.language as tl

@@ -10,10 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker_service.kernels.native import native_kernels_for
+from worker_service.kernels.triton_use import gate_triton, runs_triton
 
 
 def silu_and_multiply(gate_up_T2I: Tensor) -> Tensor:
     """Gate each row; [T, I]."""
+    if runs_triton(gate_up_T2I):
+        return gate_triton().gate_triton(gate_up_T2I)
     kernels = native_kernels_for(gate_up_T2I)
     if kernels is None:
         return silu_and_multiply_reference(gate_up_T2I)

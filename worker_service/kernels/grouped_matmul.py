@@ -8,6 +8,10 @@ has one weight (the layout of MegaBlocks, Gale et al., arXiv:2211.15841). Paddin
 Legend: P pairs of a row and a group, M rows of x, E groups, I inputs, O outputs, L sorted places.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# Triton has no types of its own: a kernel is another language in the clothes of a function.
+
 from dataclasses import dataclass
 
 import torch

@@ -10,6 +10,10 @@ write nothing.
 Legend: R rows of the step, T tokens, T' padded tokens, Q request slots, W tokens of a slot, B blocks.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# Triton has no types of its own: a kernel is another language in the clothes of a function.
+
 from dataclasses import dataclass
 
 import torch

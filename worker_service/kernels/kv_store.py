@@ -7,6 +7,10 @@ A token whose slot is -1 is not stored: padding never writes.
 Legend: T tokens of the step, K key heads, S slots, D head size.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# Triton has no types of its own: a kernel is another language in the clothes of a function.
+
 import torch
 import triton
 import triton.language as tl

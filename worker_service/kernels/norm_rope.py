@@ -9,6 +9,10 @@ that of `rotary`. `norm` and `rotary` hold the torch references.
 Legend: T tokens, D model size or head size, H heads of any kind.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# Triton has no types of its own: a kernel is another language in the clothes of a function.
+
 import torch
 import triton
 import triton.language as tl

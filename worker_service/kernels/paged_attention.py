@@ -14,6 +14,10 @@ Legend: T tokens of the step, R rows (requests), B most blocks of a row, N query
 G = N / K, S slots, D head size, P splits.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# Triton has no types of its own: a kernel is another language in the clothes of a function.
+
 from dataclasses import dataclass
 
 import torch

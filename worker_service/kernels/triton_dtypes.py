@@ -17,6 +17,6 @@ def dot_dtype(x: Tensor) -> tl.dtype:
 
     Triton's interpreter keeps bfloat16 as plain bits, which its product does not know.
     """
-    if x.dtype is torch.bfloat16 and triton.knobs.runtime.interpret:
+    if x.dtype is torch.bfloat16 and triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
         return tl.float32
     return _DTYPES[x.dtype]

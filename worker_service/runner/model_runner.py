@@ -54,8 +54,10 @@ class ModelRunner:
         folder: Path,
         request: LoadModel,
         clock: Clock | None = None,
+        attention_backend: str = "auto",
     ) -> None:
         self._device = device
+        self._attention_backend = attention_backend
         self._folder = folder
         self._request = request
         self._clock = clock or SystemClock()
@@ -79,7 +81,7 @@ class ModelRunner:
         started = self._clock.monotonic()
         self._loaded = load_stage(self._folder, self._request, device=self._device)
         self._backend = select_backend(
-            "auto",
+            self._attention_backend,
             device=self._device,
             dtype=self._loaded.dtype,
             head_size=self._loaded.spec.head_size,
