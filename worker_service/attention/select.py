@@ -37,7 +37,7 @@ CAPABILITIES = {
         head_size_unit=16,
         has_window=False,
     ),
-    "torch": Capabilities(devices=frozenset({"cuda", "cpu"}), dtypes=_FLOATS, has_window=False),
+    "torch": Capabilities(devices=frozenset({"cuda", "cpu"}), dtypes=_FLOATS),
 }
 """In the order of preference."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker_service.attention.form import PLAIN, AttentionForm
 from worker_service.attention.metadata import AttentionMetadata
 from worker_service.kernels.kv_store import store_keys_and_values
 from worker_service.kernels.norm_rope import rotate_triton
@@ -66,6 +67,7 @@ class TritonBackend:
         rotation: Rotation | None,
         keys_KSD: Tensor,
         values_KSD: Tensor,
+        form: AttentionForm = PLAIN,
     ) -> Tensor:
         """Rotate queries and keys in place, store keys and values, attend; dense [T, N, D]."""
         num_kv_heads, _, head_size = keys_KSD.shape
@@ -89,7 +91,7 @@ class TritonBackend:
                 keys_KSD=keys_KSD,
                 values_KSD=values_KSD,
                 step=part.step,
-                scores=Scores(scale=head_size**-0.5),
+                scores=Scores(scale=head_size**-0.5, window=form.window, soft_cap=form.soft_cap),
                 tiling=part.tiling,
                 out_TND=out_TND,
             )

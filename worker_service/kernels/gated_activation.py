@@ -32,6 +32,14 @@ def silu_and_multiply(gate_up_T2I: Tensor) -> Tensor:
     return out_TI
 
 
+def gelu_and_multiply(gate_up_T2I: Tensor) -> Tensor:
+    """Gate each row by GELU, the tanh form; [T, I]."""
+    if runs_triton(gate_up_T2I):
+        return gate_triton().gate_triton(gate_up_T2I, is_gelu=True)
+    gate_TI, up_TI = gate_up_T2I.chunk(2, dim=-1)
+    return functional.gelu(gate_TI, approximate="tanh").mul_(up_TI)
+
+
 def silu_and_multiply_reference(gate_up_T2I: Tensor) -> Tensor:
     """The formula in torch, on any device."""
     gate_TI, up_TI = gate_up_T2I.chunk(2, dim=-1)

@@ -58,5 +58,11 @@ def draw_triton() -> Any:
 
 
 @cache
+def grouped_matmul() -> Any:
+    """The module of matmuls by group."""
+    return import_module("worker_service.kernels.grouped_matmul")
+
+
+@cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None

@@ -8,7 +8,17 @@ from worker_service.models.decoder import DecoderModel, StageSlice
 from worker_service.models.model_spec import ModelSpec
 from worker_service.weights.rules import WeightRules
 
-MODULE_BY_ARCHITECTURE = {"LlamaForCausalLM": "worker_service.models.llama"}
+_LLAMA = "worker_service.models.llama"
+MODULE_BY_ARCHITECTURE = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "Qwen2ForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": _LLAMA,
+    "Gemma2ForCausalLM": _LLAMA,
+    "Gemma3ForCausalLM": _LLAMA,
+    "MixtralForCausalLM": _LLAMA,
+    "Qwen3MoeForCausalLM": _LLAMA,
+}
 
 
 class Architecture(Protocol):

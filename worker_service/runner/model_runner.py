@@ -85,6 +85,7 @@ class ModelRunner:
             device=self._device,
             dtype=self._loaded.dtype,
             head_size=self._loaded.spec.head_size,
+            has_window=any(self._loaded.spec.windows) or self._loaded.spec.attention_soft_cap > 0,
         )
         loaded = self._loaded.loaded
         return LoadReport(
