@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -42,7 +46,7 @@ def families() -> dict[str, PretrainedConfig]:
     """A configuration of each family, with what sets it apart turned on."""
     return {
         "llama": LlamaConfig(**SIZES),
-        "mistral": MistralConfig(**SIZES, head_dim=16, sliding_window=WINDOW),
+        "mistral": MistralConfig(**SIZES, sliding_window=WINDOW),
         "qwen2": Qwen2Config(**SIZES),
         "qwen3": Qwen3Config(**SIZES, head_dim=32),
         "gemma2": Gemma2Config(
@@ -64,6 +68,17 @@ def families() -> dict[str, PretrainedConfig]:
             moe_intermediate_size=48,
             norm_topk_prob=True,
         ),
+        # In the modelling code of the library.
+        "cohere": CohereConfig(**SIZES),
+        "granite": GraniteConfig(
+            **SIZES,
+            embedding_multiplier=3.0,
+            logits_scaling=2.0,
+            residual_multiplier=0.7,
+            attention_multiplier=0.3,
+        ),
+        "olmo2": Olmo2Config(**SIZES),
+        "phi3": Phi3Config(**SIZES),
     }
 
 

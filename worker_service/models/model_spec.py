@@ -51,6 +51,7 @@ class ModelSpec:
     embedded tokens. attention_soft_cap and final_soft_cap bound scores and logits, 0: nothing.
     windows: each layer's sliding window in tokens, 0 for none; empty: no layer has one. local_rope:
     the rotation of layers with a window, None: as the others'. experts None: one MLP a layer.
+    library_config: the items of config.json, where `transformers` runs the model.
     """
 
     architecture: str
@@ -80,6 +81,7 @@ class ModelSpec:
     windows: tuple[int, ...] = ()
     local_rope: RopeSpec | None = None
     experts: ExpertsSpec | None = None
+    library_config: tuple[tuple[str, Any], ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -105,17 +107,17 @@ class ModelSpec:
 
 def read_model_spec(folder: Path) -> ModelSpec:
     """Read folder/config.json; raises ModelError naming the key that is missing or not supported."""
-    return parse_model_spec(_read_config(folder / "config.json"))
+    return parse_model_spec(read_config(folder))
 
 
 def parse_model_spec(config: dict[str, Any]) -> ModelSpec:
     """Make a ModelSpec of the contents of a config.json; raises ModelError as read_model_spec does."""
     refuse_unsupported(config)
-    switches = family_switches(_architecture(config), config)
+    switches = family_switches(architecture_of(config), config)
     num_heads = _required(config, "num_attention_heads")
     hidden_size = _required(config, "hidden_size")
     return ModelSpec(
-        architecture=_architecture(config),
+        architecture=architecture_of(config),
         dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
         vocab_size=_required(config, "vocab_size"),
         hidden_size=hidden_size,
@@ -132,7 +134,9 @@ def parse_model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The contents of folder/config.json; raises ModelError when it cannot be read."""
+    path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -144,7 +148,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _architecture(config: dict[str, Any]) -> str:
+def architecture_of(config: dict[str, Any]) -> str:
+    """The one architecture that a config.json names; raises ModelError when there is none."""
     names = config.get("architectures") or []
     if len(names) != 1:
         raise ModelError(f"config.json must name one architecture, not {names}")
