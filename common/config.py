@@ -17,6 +17,9 @@ QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
 """Forms of the linear layers' weights; the first is the checkpoint's own."""
 
 
+ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch")
+"""Who computes attention on a worker; "auto" is the first of the others that fits."""
+
 LOG_FORMATS = ("auto", "json", "text")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -220,11 +223,15 @@ class ClusterConfig:
     layers_per_stage: tuple[str, ...] = setting(
         (), "decoder layers of each stage, as 19,11 (default: stages read about the same weights)"
     )
+    attention_backend: str = setting(
+        "auto", "auto, triton, cpu or torch, for workers that are started here"
+    )
 
     def __post_init__(self) -> None:
         if self.executor is not None:
             _one_of("executor", self.executor, ("uniproc", "local", "remote", "ray"))
         _at_least(1, pp=self.pp, threads=self.threads)
+        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         for address in self.workers:
             split_address("workers", address)
         if self.executor == "remote" and not self.workers:
@@ -330,6 +337,9 @@ class WorkerConfig:
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     threads: int | None = setting(None, "compute threads (default: all cores)")
+    attention_backend: str = setting(
+        "auto", "auto, triton, cpu or torch; auto is the first of them that fits device and model"
+    )
     model: str | None = setting(None, "folder or name to load instead of the coordinator's")
     allow_plaintext: bool = setting(
         default=False, help_text="listen beyond loopback although nothing is encrypted"
@@ -361,6 +371,7 @@ class WorkerConfig:
             **_metrics_host(self.metrics_listen),
         )
         _at_least(1, threads=self.threads)
+        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
         if not self.hang_exit >= 0:

@@ -7,6 +7,7 @@ not there before it. Fixtures of a wider scope start before a test and may outli
 import asyncio
 import inspect
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,12 @@ import zmq
 from zmq.utils.garbage import gc as zmq_garbage
 
 from common.config_loader import PREFIX, cache_folder, environment
+
+GPU_DRIVER = Path("/dev/nvidiactl")
+
+if not GPU_DRIVER.exists():
+    # Without a GPU Triton's kernels are interpreted; the library asks when it is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # noqa: TID251 - no setting of ours
 
 LIBRARY_THREADS = re.compile(r"asyncio_\d+|tqdm_monitor|.*\((_?poll\w*|_serve|channel_spin)\)")
 """Names of threads that gRPC, tqdm and asyncio keep for the life of the process."""

@@ -177,6 +177,7 @@ class DeviceSession:
                 folder=folder,
                 request=found,
                 custom_processors=self._custom_processors,
+                attention_backend=self._config.attention_backend,
             )
             report = runner.load_model()
             self._num_loads += 1

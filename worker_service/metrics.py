@@ -9,6 +9,7 @@ from common.channels.zmq_channel import ZmqChannels
 from common.distribution import Distribution
 from common.metrics import MetricKind, MetricSpec, Samples
 from common.worker_api import Rank, WorkerActivity
+from worker_service.kernels.launches import num_launches
 from worker_service.lifecycle import State
 from worker_service.phase_board import PhaseBoard
 from worker_service.worker import Worker
@@ -132,6 +133,15 @@ WORKER_METRICS: tuple[MetricSpec[WorkerState], ...] = (
         "stepwire_prefill_tokens",
         "Tokens computed for prompts, and again after preemptions.",
         lambda state: state.board.num_prefill_tokens,
+    ),
+    MetricSpec(
+        name="stepwire_kernel_launches",
+        kind=MetricKind.COUNTER,
+        help="Launches of each Triton kernel.",
+        labels=("rank", "kernel"),
+        read=lambda state: {
+            (state.rank, kernel): float(count) for kernel, count in num_launches().items()
+        },
     ),
     _per_link(
         "stepwire_tensor_sent_bytes",

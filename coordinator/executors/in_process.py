@@ -12,4 +12,7 @@ def in_process_worker(config: ClusterConfig) -> WorkerApi:
 
     device = config.devices[0] if config.devices else config.device
     channels = InMemoryHub().channels("uniproc")
-    return Worker(WorkerConfig(device=device, threads=config.threads), channels)
+    worker = WorkerConfig(
+        device=device, threads=config.threads, attention_backend=config.attention_backend
+    )
+    return Worker(worker, channels)

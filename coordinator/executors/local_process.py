@@ -168,6 +168,7 @@ def worker_flags(config: ClusterConfig, stage: int) -> list[str]:
     return [
         "--listen=127.0.0.1:0",
         f"--device={config.devices[stage] if config.devices else config.device}",
+        f"--attention-backend={config.attention_backend}",
         f"--threads={config.threads or max(1, available_cores() // config.num_stages)}",
         "--exit-with-stdin",
     ]

@@ -33,7 +33,6 @@ from common.worker_api import (
 from worker_service.batch.sampled_tokens import SampledTokens
 from worker_service.runner.digests import Digests
 from worker_service.runner.preprocess import StageInputs
-from worker_service.sampling.custom_processors import CustomProcessors
 
 BLOCK_BYTES = 1024
 
@@ -46,14 +45,9 @@ class ScriptedRunner:
     """
 
     def __init__(
-        self,
-        *,
-        device: torch.device,
-        folder: Path,
-        request: LoadModel,
-        custom_processors: CustomProcessors | None = None,
+        self, *, device: torch.device, folder: Path, request: LoadModel, **options: object
     ) -> None:
-        del device, folder, custom_processors
+        del device, folder, options
         self.request = request
         self.applied: list[tuple[int, str]] = []
         self.invalid_steps: set[int] = set()

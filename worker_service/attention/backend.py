@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from worker_service.attention.form import PLAIN, AttentionForm
 from worker_service.attention.kv_cache import KVCache
 from worker_service.attention.metadata import AttentionMetadata
 from worker_service.kernels.rotary import Rotation
@@ -31,6 +32,7 @@ class AttentionBackend(Protocol):
         rotation: Rotation | None,
         keys_KSD: Tensor,
         values_KSD: Tensor,
+        form: AttentionForm = PLAIN,
     ) -> Tensor:
         """Rotate queries and keys, store keys and values, attend; dense [T, N, D].
 
@@ -67,7 +69,13 @@ class Attend:
         keys_KSD, _ = kv_cache.slots(0)
         self._plan = backend.plan(metadata, num_kv_heads=keys_KSD.shape[0])
 
-    def __call__(self, layer: int, qkv_THD: Tensor, rotation: Rotation | None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        qkv_THD: Tensor,
+        rotation: Rotation | None,
+        form: AttentionForm = PLAIN,
+    ) -> Tensor:
         """Attend as the stage's layer `layer` (from 0): N query, K key and K value heads; [T, N, D]."""
         keys_KSD, values_KSD = self._kv_cache.slots(layer)
         return self._backend.attend(
@@ -76,6 +84,7 @@ class Attend:
             rotation=rotation,
             keys_KSD=keys_KSD,
             values_KSD=values_KSD,
+            form=form,
         )
 
     def native_step(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
+from worker_service.attention.form import PLAIN, AttentionForm
 from worker_service.attention.metadata import AttentionMetadata
 from worker_service.kernels.native import NativeKernels, native_kernels
 from worker_service.kernels.rotary import Rotation
@@ -51,8 +52,10 @@ class CpuBackend:
         rotation: Rotation | None,
         keys_KSD: Tensor,
         values_KSD: Tensor,
+        form: AttentionForm = PLAIN,
     ) -> Tensor:
         """Rotate queries and keys, store keys and values, attend; dense [T, N, D]."""
+        assert form.is_plain, "other forms get another backend"
         num_tokens, num_all_heads, head_size = qkv_THD.shape
         fields = self.native_step(
             plan,

@@ -7,11 +7,13 @@ D head size.
 import torch
 from torch import Tensor
 
+from worker_service.attention.form import PLAIN, AttentionForm
 from worker_service.attention.gather_buffer import GatherBuffer
 from worker_service.attention.metadata import AttentionMetadata
 from worker_service.attention.torch_chunk import attend_chunk, attend_prompt
 from worker_service.attention.torch_decode import attend_group
 from worker_service.attention.torch_plan import Decodes, TileSizes, TorchPlan, plan_step
+from worker_service.attention.torch_window import attend_rows
 from worker_service.kernels.rotary import Rotation, rotate
 
 
@@ -36,6 +38,7 @@ class TorchBackend:
         rotation: Rotation | None,
         keys_KSD: Tensor,
         values_KSD: Tensor,
+        form: AttentionForm = PLAIN,
     ) -> Tensor:
         """Rotate queries and keys, store keys and values, attend; dense [T, N, D]."""
         num_kv_heads = keys_KSD.shape[0]
@@ -45,6 +48,14 @@ class TorchBackend:
             qk_THD = rotate(qk_THD, rotation)
         q_TND, k_TKD = qk_THD[:, :-num_kv_heads], qk_THD[:, -num_kv_heads:]
         _store(plan, k_TKD=k_TKD, v_TKD=v_TKD, keys_KSD=keys_KSD, values_KSD=values_KSD)
+        if not form.is_plain:
+            return attend_rows(
+                q_TND,
+                keys_KSD=keys_KSD,
+                values_KSD=values_KSD,
+                metadata=plan.metadata,
+                form=form,
+            )
         decodes = plan.decodes
         if decodes is not None and decodes.tokens_R is None:
             return self._attend_decodes(decodes, q_TND, keys_KSD, values_KSD)

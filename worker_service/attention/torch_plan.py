@@ -75,6 +75,7 @@ class TorchPlan:
     slots_T int64 are the slots to store to; stored_T int64 the tokens to store, None: all.
     """
 
+    metadata: AttentionMetadata
     slots_T: Tensor
     stored_T: Tensor | None
     decodes: Decodes | None
@@ -89,6 +90,7 @@ def plan_step(metadata: AttentionMetadata, *, num_kv_heads: int, sizes: TileSize
     starts = list(accumulate(query_lens, initial=0))
     decode_rows = [row for row, length in enumerate(query_lens) if length == 1]
     return TorchPlan(
+        metadata=metadata,
         slots_T=metadata.slot_mapping if is_all_stored else metadata.slot_mapping[stored_T],
         stored_T=None if is_all_stored else stored_T,
         decodes=_plan_decodes(

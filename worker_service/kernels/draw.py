@@ -13,6 +13,7 @@ from torch import Tensor
 
 from worker_service.kernels.native import native_kernels_for
 from worker_service.kernels.sampling_ops import apply_min_p, gumbel_noise
+from worker_service.kernels.triton_use import draw_triton, runs_triton
 
 
 def draw_tokens(
@@ -28,6 +29,14 @@ def draw_tokens(
     Rounding in the last bits of the noise may make two forms differ where two tokens are as good
     as equal.
     """
+    if runs_triton(logits_RV):
+        return draw_triton().draw_tokens_triton(
+            logits_RV,
+            temperature_R=temperature_R,
+            min_p_R=min_p_R,
+            seeds_R=seeds_R,
+            positions_R=positions_R,
+        )
     kernels = native_kernels_for(logits_RV)
     if kernels is None:
         return draw_tokens_reference(

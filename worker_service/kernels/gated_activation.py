@@ -10,10 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker_service.kernels.native import native_kernels_for
+from worker_service.kernels.triton_use import gate_triton, runs_triton
 
 
 def silu_and_multiply(gate_up_T2I: Tensor) -> Tensor:
     """Gate each row; [T, I]."""
+    if runs_triton(gate_up_T2I):
+        return gate_triton().gate_triton(gate_up_T2I)
     kernels = native_kernels_for(gate_up_T2I)
     if kernels is None:
         return silu_and_multiply_reference(gate_up_T2I)
@@ -27,6 +30,14 @@ def silu_and_multiply(gate_up_T2I: Tensor) -> Tensor:
         size,
     )
     return out_TI
+
+
+def gelu_and_multiply(gate_up_T2I: Tensor) -> Tensor:
+    """Gate each row by GELU, the tanh form; [T, I]."""
+    if runs_triton(gate_up_T2I):
+        return gate_triton().gate_triton(gate_up_T2I, is_gelu=True)
+    gate_TI, up_TI = gate_up_T2I.chunk(2, dim=-1)
+    return functional.gelu(gate_TI, approximate="tanh").mul_(up_TI)
 
 
 def silu_and_multiply_reference(gate_up_T2I: Tensor) -> Tensor:

@@ -13,10 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker_service.kernels.native import native_kernels_for
+from worker_service.kernels.triton_use import norm_rope, runs_triton
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     """Normalise each row; [T, D]."""
+    if runs_triton(x_TD):
+        return norm_rope().rms_norm_triton(x_TD, weight_D, eps=eps)
     kernels = native_kernels_for(x_TD)
     if kernels is None:
         return rms_norm_reference(x_TD, weight_D, eps=eps)
@@ -35,8 +38,18 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     return out_TD
 
 
+def offset_rms_norm(x_TD: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
+    """Normalise each row and multiply by one plus the weight, in float32 up to the end; [T, D]."""
+    if runs_triton(x_TD):
+        return norm_rope().rms_norm_triton(x_TD, weight_D, eps=eps, has_unit_offset=True)
+    normed_TD = functional.rms_norm(x_TD.float(), weight_D.shape, None, eps)
+    return (normed_TD * (1.0 + weight_D.float())).to(x_TD.dtype)
+
+
 def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     """Add the residual to x in place and normalise each row of the sum; [T, D]."""
+    if runs_triton(x_TD):
+        return norm_rope().rms_norm_triton(x_TD, weight_D, eps=eps, residual_TD=residual_TD)
     kernels = native_kernels_for(x_TD)
     if kernels is None or not residual_TD.is_contiguous():
         return rms_norm_reference(x_TD.add_(residual_TD), weight_D, eps=eps)

@@ -1,6 +1,7 @@
-"""The Llama family: its checkpoint names, on the plain decoder stack."""
+"""The checkpoint names of Llama, and of the families that name theirs like it, on one decoder stack."""
 
 from worker_service.models.decoder import DecoderModel, StageSlice
+from worker_service.models.expert_rules import expert_packs
 from worker_service.models.model_spec import ModelSpec
 from worker_service.weights.rules import (
     REPLICATED,
@@ -64,9 +65,9 @@ def _layer_packs(spec: ModelSpec, *, source: str, target: str) -> list[Pack]:
     gate_up = [(f"{mlp}.gate_proj", inner, by_column), (f"{mlp}.up_proj", inner, by_column)]
     output, down = f"{attention}.o_proj", f"{mlp}.down_proj"
     packs = [
-        _single(f"{target}.attention_norm.weight", f"{source}.input_layernorm.weight", (hidden,)),
-        _single(
-            f"{target}.mlp_norm.weight", f"{source}.post_attention_layernorm.weight", (hidden,)
+        *(
+            _single(f"{target}.{norm}.weight", f"{source}.{name}.weight", (hidden,))
+            for norm, name in _norm_names(spec).items()
         ),
         _stacked_weights(f"{target}.attention.qkv", qkv, num_inputs=hidden),
         _stacked_weights(f"{target}.mlp.gate_up", gate_up, num_inputs=hidden),
@@ -85,11 +86,34 @@ def _layer_packs(spec: ModelSpec, *, source: str, target: str) -> list[Pack]:
     ]
     if spec.has_attention_bias:
         packs.append(_stacked_biases(f"{target}.attention.qkv", qkv))
+    if spec.has_output_bias:
         packs.append(_single(f"{target}.attention.output.bias", f"{output}.bias", (hidden,)))
+    if spec.has_qk_norm:
+        packs += [
+            _single(
+                f"{target}.attention.{norm}.weight", f"{attention}.{norm}.weight", (spec.head_size,)
+            )
+            for norm in ("q_norm", "k_norm")
+        ]
+    if spec.experts is not None:
+        packs = [pack for pack in packs if not pack.parameter.startswith(f"{target}.mlp.")]
+        packs += expert_packs(spec, spec.experts, source=source, target=target)
     if spec.has_mlp_bias:
         packs.append(_stacked_biases(f"{target}.mlp.gate_up", gate_up))
         packs.append(_single(f"{target}.mlp.down.bias", f"{down}.bias", (hidden,)))
     return packs
+
+
+def _norm_names(spec: ModelSpec) -> dict[str, str]:
+    """A layer's norms, ours by theirs."""
+    names = {"attention_norm": "input_layernorm"}
+    if not spec.has_post_norms:
+        return names | {"mlp_norm": "post_attention_layernorm"}
+    return names | {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    }
 
 
 def _single(parameter: str, source: str, shape: tuple[int, ...], shard: Shard = REPLICATED) -> Pack:

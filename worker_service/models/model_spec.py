@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ModelError
+from worker_service.models.families import family_switches, refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,31 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A mixture of experts in place of the MLP.
+
+    is_normalised: the weights of a token's experts add up to 1.
+    """
+
+    num_experts: int
+    num_per_token: int
+    intermediate_size: int
+    is_normalised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Sizes and switches of a decoder model; `dtype` is what the checkpoint says it holds."""
+    """Sizes and switches of a decoder model; `dtype` is what the checkpoint says it holds.
+
+    has_attention_bias: of the query, key and value projections. has_qk_norm: queries and keys are
+    normalised head by head before they turn. has_unit_offset: norms multiply by one plus their
+    weight. has_post_norms: what attention and MLP give is normalised before it is added. activation:
+    "silu" or "gelu", the gate of the MLP. query_scale, embedding_scale: factors of queries and of
+    embedded tokens. attention_soft_cap and final_soft_cap bound scores and logits, 0: nothing.
+    windows: each layer's sliding window in tokens, 0 for none; empty: no layer has one. local_rope:
+    the rotation of layers with a window, None: as the others'. experts None: one MLP a layer.
+    library_config: the items of config.json, where `transformers` runs the model.
+    """
 
     architecture: str
     dtype: str
@@ -45,6 +69,31 @@ class ModelSpec:
     has_tied_head: bool
     has_attention_bias: bool
     has_mlp_bias: bool
+    has_output_bias: bool = False
+    has_qk_norm: bool = False
+    has_unit_offset: bool = False
+    has_post_norms: bool = False
+    activation: str = "silu"
+    query_scale: float = 1.0
+    embedding_scale: float = 1.0
+    attention_soft_cap: float = 0.0
+    final_soft_cap: float = 0.0
+    windows: tuple[int, ...] = ()
+    local_rope: RopeSpec | None = None
+    experts: ExpertsSpec | None = None
+    library_config: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its layers are Llama's, but for their sizes and biases."""
+        return not (
+            self.has_qk_norm
+            or self.has_unit_offset
+            or self.has_post_norms
+            or self.experts
+            or any(self.windows)
+            or self.attention_soft_cap
+        ) and (self.activation, self.query_scale) == ("silu", 1.0)
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -58,16 +107,17 @@ class ModelSpec:
 
 def read_model_spec(folder: Path) -> ModelSpec:
     """Read folder/config.json; raises ModelError naming the key that is missing or not supported."""
-    return parse_model_spec(_read_config(folder / "config.json"))
+    return parse_model_spec(read_config(folder))
 
 
 def parse_model_spec(config: dict[str, Any]) -> ModelSpec:
     """Make a ModelSpec of the contents of a config.json; raises ModelError as read_model_spec does."""
-    _refuse_unsupported(config)
+    refuse_unsupported(config)
+    switches = family_switches(architecture_of(config), config)
     num_heads = _required(config, "num_attention_heads")
     hidden_size = _required(config, "hidden_size")
     return ModelSpec(
-        architecture=_architecture(config),
+        architecture=architecture_of(config),
         dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
         vocab_size=_required(config, "vocab_size"),
         hidden_size=hidden_size,
@@ -79,13 +129,14 @@ def parse_model_spec(config: dict[str, Any]) -> ModelSpec:
         max_position_embeddings=_required(config, "max_position_embeddings"),
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
         rope=_rope_spec(config),
-        has_tied_head=config.get("tie_word_embeddings", False),
-        has_attention_bias=config.get("attention_bias", False),
         has_mlp_bias=config.get("mlp_bias", False),
+        **({"has_tied_head": config.get("tie_word_embeddings", False)} | switches),
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The contents of folder/config.json; raises ModelError when it cannot be read."""
+    path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -97,7 +148,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _architecture(config: dict[str, Any]) -> str:
+def architecture_of(config: dict[str, Any]) -> str:
+    """The one architecture that a config.json names; raises ModelError when there is none."""
     names = config.get("architectures") or []
     if len(names) != 1:
         raise ModelError(f"config.json must name one architecture, not {names}")
@@ -111,16 +163,14 @@ def _required(config: dict[str, Any], key: str) -> int:
     return value
 
 
-def _refuse_unsupported(config: dict[str, Any]) -> None:
-    if config.get("quantization_config"):
-        raise ModelError("config.json: quantized checkpoints are not supported")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"config.json: hidden_act {config['hidden_act']!r} is not supported")
-
-
 def _rope_spec(config: dict[str, Any]) -> RopeSpec:
     """Read the newer rope_parameters, or the older rope_theta and rope_scaling."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return parse_rope(rope.get("full_attention", rope), config)
+
+
+def parse_rope(rope: dict[str, Any], config: dict[str, Any]) -> RopeSpec:
+    """One rotation; what it leaves out stands in the config itself."""
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial != 1.0:

@@ -16,7 +16,8 @@ from worker_service.kernels.native import (
 from worker_service.kernels.packed_weight import head_quantization, quantizations, select_packer
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.loading import LoadedModel, load_model, pack_weights
-from worker_service.models.model_spec import ModelSpec, read_model_spec
+from worker_service.models.model_spec import ModelSpec
+from worker_service.models.registry import load_spec
 from worker_service.parallel.groups import Ranks
 from worker_service.runner.memory import full_attention_spec
 
@@ -55,7 +56,7 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
             f"this worker computes on {device} and cannot hold weights as {request.quantization}",
             param="quantization",
         )
-    spec = read_model_spec(folder)
+    spec = load_spec(folder)
     dtype = _dtype(request.dtype, spec)
     ranks = Ranks()
     if device.type == "cpu":
@@ -76,7 +77,12 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
         select_packer(dtype=dtype, device=device, quantization=form)
         for form in (request.quantization, head_quantization(request.quantization))
     )
-    if packer is not None:
+    if spec.library_config and request.quantization != NO_QUANTIZATION:
+        raise InvalidRequest(
+            f"{spec.architecture} is run by transformers, whose weights stay as they are",
+            param="quantization",
+        )
+    if packer is not None and not spec.library_config:
         loaded = pack_weights(loaded, packer, head=head)
     if loaded.model.native_layers is not None:
         relieve_torch_threads()

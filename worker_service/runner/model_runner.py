@@ -65,8 +65,10 @@ class ModelRunner:
         clock: Clock | None = None,
         custom_processors: CustomProcessors | None = None,
         select: DrafterSelect = select_drafter,
+        attention_backend: str = "auto",
     ) -> None:
         self._device = device
+        self._attention_backend = attention_backend
         self._folder = folder
         self._request = request
         self._clock = clock or SystemClock()
@@ -94,10 +96,11 @@ class ModelRunner:
         started = self._clock.monotonic()
         self._loaded = load_stage(self._folder, self._request, device=self._device)
         self._backend = select_backend(
-            "auto",
+            self._attention_backend,
             device=self._device,
             dtype=self._loaded.dtype,
             head_size=self._loaded.spec.head_size,
+            has_window=any(self._loaded.spec.windows) or self._loaded.spec.attention_soft_cap > 0,
         )
         loaded = self._loaded.loaded
         self._drafter = self._select_drafter()

@@ -91,5 +91,7 @@ def test_unreadable_config_is_named(tmp_path: Path) -> None:
 def test_unknown_architecture_is_named() -> None:
     """A model of another family is refused with the families there are."""
     spec = parse_model_spec(CONFIG | {"architectures": ["MambaForCausalLM"]})
-    with pytest.raises(ModelError, match="MambaForCausalLM is not supported; known are Llama"):
+    with pytest.raises(
+        ModelError, match="MambaForCausalLM is not supported; known are Gemma2ForCausalLM, Gemma3"
+    ):
         load_architecture(spec)
