@@ -19,6 +19,7 @@ from coordinator.engine.measures import Measures
 from coordinator.engine.request_times import RequestTimes
 from coordinator.engine.state_checks import StateChecks
 from coordinator.engine.streams import TokenStream
+from coordinator.engine.unavailable import anew, as_unavailable
 from coordinator.executors.executor import Executor
 from coordinator.executors.step_in_flight import StepInFlight
 from coordinator.scheduling.planner import WARM_UP_STEP
@@ -144,14 +145,13 @@ class EngineLoop:
         times: RequestTimes | None = None,
         matcher: TokenMatcher | None = None,
     ) -> TokenStream:
-        """Queue a request and return the stream of its tokens; its moments are noted in times.
+        """Queue a request and return the stream of its tokens; matcher: the grammar of its output.
 
-        matcher: the grammar of its output.
-
-        Raises Unavailable while the loop is not serving, AlreadyExists, InvalidRequest, Overloaded.
+        Its moments are noted in times. Raises Unavailable while the loop is not serving, AlreadyExists,
+        InvalidRequest, Overloaded.
         """
         if self._refusal is not None:
-            raise _copy(self._refusal)
+            raise anew(self._refusal)
         if request.request_id in self._handle_by_request:
             raise AlreadyExists(f"request {request.request_id!r} is running")
         leader = self._handle_by_request.get(request.leader_id or "")
@@ -189,7 +189,7 @@ class EngineLoop:
         if self.is_stopped:
             return
         self.is_stopped = True
-        cause = _as_unavailable(error)
+        cause = as_unavailable(error)
         logger.info("engine loop stopped", extra={"cause": str(cause), "step": self.last_step})
         self._end_requests(cause)
         self._is_started.set()
@@ -228,7 +228,7 @@ class EngineLoop:
             self._loss = error
         self._in_flight.clear()
         if self._loss is not None and not self.is_stopped:
-            cause = _as_unavailable(self._loss)
+            cause = as_unavailable(self._loss)
             self._end_requests(cause)
             self._refuse(type(cause)(f"{cause}; the worker group is being rebuilt"))
         self._scheduler.end_generation()
@@ -258,9 +258,8 @@ class EngineLoop:
     def _send_mask(self) -> None:
         """Let the step that waits for its grammar mask sample, if the mask can be made."""
         due = self._scheduler.take_grammar_mask()
-        if due is None:
+        if due is None or self._executor is None:
             return
-        assert self._executor is not None, "masks are sent while a generation runs"
         output, mask = due
         (step,) = (sent.step for sent in self._in_flight if sent.output is output)
         self._executor.send_mask(step, mask)
@@ -377,7 +376,7 @@ class EngineLoop:
     def _end_requests(self, cause: Unavailable) -> None:
         self._refuse(cause)
         for handle in list(self._open):
-            self._drop(handle).fail(_copy(cause))
+            self._drop(handle).fail(anew(cause))
 
     def _drop(self, handle: int) -> TokenStream:
         """Abort a request that has not finished; its blocks are free at once."""
@@ -399,19 +398,3 @@ class EngineLoop:
                 "max_num_seqs lowered to the token budget",
                 extra={"max_num_seqs": config.max_num_seqs, "lowered_to": config.sequence_limit},
             )
-
-
-def _as_unavailable(error: BaseException) -> Unavailable:
-    """What clients are told: the service is gone for now, and why."""
-    if isinstance(error, Unavailable):
-        return error
-    if isinstance(error, ServiceError):
-        return Unavailable(f"a step failed: {error}")
-    if isinstance(error, asyncio.CancelledError):
-        return Unavailable("the service has ended")
-    return Unavailable(f"the engine loop broke: {error!r}")
-
-
-def _copy(error: Unavailable) -> Unavailable:
-    """The same error anew: one exception raised in many tasks would collect all their tracebacks."""
-    return type(error)(*error.args)

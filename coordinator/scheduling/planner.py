@@ -115,6 +115,10 @@ class StepPlanner:
             grammar_mask_follows=grammar_mask_follows,
         )
 
+    def plan_without_rows(self) -> SchedulerOutput:
+        """Write a step that only delivers drops."""
+        return self.plan(new=ScheduledRows(), cached=ScheduledRows())
+
     def plan_warm_up(self, handle: int) -> SchedulerOutput:
         """Write a step of one token in the null block, whose request the next step finishes."""
         request = NewRequest(

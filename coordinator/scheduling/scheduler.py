@@ -39,6 +39,7 @@ from coordinator.scheduling.planned_step import PlannedStep, start_rows
 from coordinator.scheduling.planner import ScheduledRows, StepPlanner
 from coordinator.scheduling.preemption import last_in_rank
 from coordinator.scheduling.sequence import Sequence, SequenceEvent, SequenceState, TokenMatcher
+from coordinator.scheduling.shared_prompts import leaders_blocks
 from coordinator.scheduling.waiting_queue import FirstComeQueue, PriorityQueue, WaitingQueue
 
 
@@ -200,8 +201,7 @@ class Scheduler:
 
     def plan_step_without_tokens(self) -> SchedulerOutput:
         """Plan a step that only tells the workers which requests are finished or preempted."""
-        nothing = ScheduledRows()
-        return self._start_rowless_step(self._planner.plan(new=nothing, cached=nothing))
+        return self._start_rowless_step(self._planner.plan_without_rows())
 
     def plan_warm_up(self) -> SchedulerOutput:
         """Plan a step through all stages that touches only the null block; its token is discarded."""
@@ -336,7 +336,7 @@ class Scheduler:
                 sequence.token_ids,
                 num_spare=self._num_spare_blocks,
                 reads_prefixes=sequence.reads_prefixes,
-                beside=self._leaders_blocks(sequence),
+                beside=leaders_blocks(sequence, self._allocator),
             )
         except CacheFull:
             return False
@@ -347,13 +347,6 @@ class Scheduler:
         insert_by_rank(self._running, sequence)
         self._cohorts.join(sequence, cohort)
         return True
-
-    def _leaders_blocks(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the sequence's prompt, full ones: ranks run the steps that fill them first."""
-        leader = sequence.leader
-        if leader is None or leader.state is not SequenceState.RUNNING:
-            return []
-        return self._allocator.full_blocks(leader.blocks, sequence.num_prompt_tokens)
 
     @property
     def _num_spare_blocks(self) -> int:
