@@ -60,6 +60,11 @@ class GenerateOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int]
     bad_words: Sequence[str]
     extra_args: Mapping[str, str]
+    json_schema: str
+    json_object: bool
+    regex: str
+    grammar: str
+    choice: Sequence[str]
     skip_special_tokens: bool
     priority: int
     n: int

@@ -66,6 +66,13 @@ def _question_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_question_options
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
 @click.option("--bad-word", "bad_words", multiple=True, help="Text never written; may be repeated.")
+@click.option(
+    "--json-schema",
+    type=click.File(encoding="utf-8"),
+    help="File with a JSON schema that the answer is valid for.",
+)
+@click.option("--regex", help="Regular expression that the answer matches as a whole.")
+@click.option("--choice", multiple=True, help="The answer is one of these; to be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 @click.option("--stats", is_flag=True, help="Print counts and times even when not on a terminal.")
 def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> None:
@@ -93,6 +100,10 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     show_stats = options.pop("stats") or sys.stderr.isatty()
     turns = _conversation(question, options.pop("system")) if options.pop("chat") else question
     address = options.pop("address")
+    if (schema := options.pop("json_schema")) is not None:
+        options["json_schema"] = schema.read()
+    if not options["choice"]:
+        del options["choice"]
     given: Any = {name: value for name, value in options.items() if value is not None}
     with _hint_where_nobody_serves(address):
         stats = ask(turns, given, address=address, write=_write)

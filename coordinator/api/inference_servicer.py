@@ -22,6 +22,7 @@ from coordinator.engine.generation import (
     TokenLogprob,
 )
 from coordinator.engine.limits import ALL_LOGPROBS
+from coordinator.structured.constraint import Constraint, ConstraintKind
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -93,6 +94,7 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
         allowed_token_ids=tuple(request.allowed_token_ids) or None,
         bad_words=tuple(request.bad_words),
         extra_args=tuple(sorted(request.extra_args.items())),
+        constraint=_constraint(request),
         skip_special_tokens=_optional(request, "skip_special_tokens") is not False,
         priority=_optional(request, "priority"),
     )
@@ -130,6 +132,21 @@ def _prompt(request: pb.GenerateRequest) -> Prompt:
             return tuple(ChatTurn(role=turn.role, content=turn.content) for turn in messages)
         case _:
             return request.text
+
+
+def _constraint(request: pb.GenerateRequest) -> Constraint | None:
+    field = request.WhichOneof("constraint")
+    match field:
+        case None:
+            return None
+        case "json_object":
+            wanted = Constraint(kind=ConstraintKind.JSON_OBJECT)
+            return wanted if request.json_object else None
+        case "choice":
+            texts = tuple(request.choice.texts)
+            return Constraint(kind=ConstraintKind.CHOICE, choices=texts)
+        case _:
+            return Constraint(kind=ConstraintKind(field), text=getattr(request, field))
 
 
 def _optional(request: pb.GenerateRequest, field: str) -> Any:

@@ -10,6 +10,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from common.errors import InvalidRequest
 from coordinator.engine.generation import GenerationInput
+from coordinator.structured.constraint import Constraint, ConstraintKind
 
 ONLY_REPLICA = 0
 
@@ -38,6 +39,7 @@ def decode_generate(request: pb.GenerateRequest) -> GenerationInput:
         presence_penalty=params.presence_penalty or None,
         min_tokens=params.min_tokens or None,
         logit_bias=tuple(params.logit_bias.items()),
+        constraint=_constraint(params),
     )
 
 
@@ -46,9 +48,6 @@ def refuse_unsupported(request: pb.GenerateRequest) -> None:
 
     What only says how a text is made of the tokens is the gateway's to obey, and passes.
     """
-    constraint = request.sampling_params.WhichOneof("constraint")
-    if constraint is not None:
-        _refuse(constraint)
     for field, is_asked in (
         _asked_of_sampling(request.sampling_params) | _asked_of(request)
     ).items():
@@ -58,6 +57,7 @@ def refuse_unsupported(request: pb.GenerateRequest) -> None:
 
 def _asked_of_sampling(params: pb.SamplingParams) -> dict[str, bool]:
     return {
+        "structural_tag": params.HasField("structural_tag"),
         "truncate_prompt_tokens": params.HasField("truncate_prompt_tokens"),
     }
 
@@ -71,6 +71,21 @@ def _asked_of(request: pb.GenerateRequest) -> dict[str, bool]:
         "kv_transfer_params_json": request.HasField("kv_transfer_params_json"),
         "data_parallel_rank": request.data_parallel_rank != ONLY_REPLICA,
     }
+
+
+def _constraint(params: pb.SamplingParams) -> Constraint | None:
+    field = params.WhichOneof("constraint")
+    match field:
+        case None:
+            return None
+        case "json_object":
+            wanted = Constraint(kind=ConstraintKind.JSON_OBJECT)
+            return wanted if params.json_object else None
+        case "choice":
+            texts = tuple(params.choice.choices)
+            return Constraint(kind=ConstraintKind.CHOICE, choices=texts)
+        case _:
+            return Constraint(kind=ConstraintKind(field), text=getattr(params, field))
 
 
 def _refuse(field: str) -> None:

@@ -38,6 +38,12 @@ MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 16384
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
+MAX_SCHEMA_CHARACTERS = 65536
+MAX_SCHEMA_DEPTH = 64
+MAX_REGEX_CHARACTERS = 4096
+MAX_GRAMMAR_CHARACTERS = 65536
+MAX_CHOICE_TEXTS = 1024
+MAX_CHOICE_CHARACTERS = 1024
 MAX_EXTRA_ARGS = 16
 MAX_EXTRA_ARG_CHARACTERS = 4096
 ALL_LOGPROBS = -1
@@ -86,6 +92,14 @@ def limits() -> Iterator[tuple[str, str]]:
         "logprobs -1, prompt_logprobs -1",
         f"at most {MAX_WHOLE_VOCABULARY_LOGPROBS} log-probabilities a request, of all its tokens",
     )
+    yield (
+        "json_schema",
+        f"an object of at most {MAX_SCHEMA_CHARACTERS} characters, at most {MAX_SCHEMA_DEPTH} "
+        "arrays and objects inside each other",
+    )
+    yield "regex", f"1 to {MAX_REGEX_CHARACTERS} characters"
+    yield "grammar", f"1 to {MAX_GRAMMAR_CHARACTERS} characters"
+    yield "choice", f"1 to {MAX_CHOICE_TEXTS} texts of 1 to {MAX_CHOICE_CHARACTERS} characters"
     yield "stop", f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARACTERS} characters"
     yield "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids of the vocabulary"
     biases = RANGES["logit_bias"]

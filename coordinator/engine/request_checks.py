@@ -7,6 +7,7 @@ worker sees the request.
 from typing import cast
 
 from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from coordinator.engine.constraint_checks import check_constraint
 from coordinator.engine.edit_checks import check_edits
 from coordinator.engine.field_checks import check_characters, check_vocabulary
 from coordinator.engine.generation import ChatTurn, GenerationInput, Prompt, ServedModel
@@ -53,6 +54,7 @@ def check_input(asked: GenerationInput, *, model: ServedModel) -> None:
         if not (field == "max_tokens" and asked.max_tokens == 0 and asked.echo):
             check_range(field, getattr(asked, field))
     check_edits(asked, model=model)
+    check_constraint(asked.constraint)
     _check_stop(asked.stop)
     num_stop_ids = len(asked.stop_token_ids)
     check_count("stop_token_ids", num_stop_ids, most=MAX_STOP_TOKEN_IDS, things="ids")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bstepwire/v1/inference.proto\x12\x0bstepwire.v1\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\x0c\x43onversation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.stepwire.v1.ChatMessage\"\x83\t\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.stepwire.v1.TokenIdsH\x00\x12\x31\n\x0c\x63onversation\x18\x05 \x01(\x0b\x32\x19.stepwire.v1.ConversationH\x00\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x02H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x02H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x1a\n\x0estop_token_ids\x18\r \x03(\rB\x02\x10\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x07\x88\x01\x01\x12\x15\n\x08priority\x18\x10 \x01(\x05H\x08\x88\x01\x01\x12\x0e\n\x01n\x18\x11 \x01(\rH\t\x88\x01\x01\x12?\n\nlogit_bias\x18\x12 \x03(\x0b\x32+.stepwire.v1.GenerateRequest.LogitBiasEntry\x12\x1f\n\x12repetition_penalty\x18\x13 \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x14 \x01(\x02H\x0b\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x15 \x01(\x02H\x0c\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x16 \x01(\rH\r\x88\x01\x01\x12\x1d\n\x11\x61llowed_token_ids\x18\x17 \x03(\rB\x02\x10\x01\x12\x11\n\tbad_words\x18\x18 \x03(\t\x12\x1c\n\x0fprompt_logprobs\x18\x19 \x01(\x05H\x0e\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x1a \x01(\x08\x12?\n\nextra_args\x18\x1b \x03(\x0b\x32+.stepwire.v1.GenerateRequest.ExtraArgsEntry\x12\x14\n\x0c\x61ll_logprobs\x18\x1c \x01(\x08\x12 \n\x13skip_special_tokens\x18\x1d \x01(\x08H\x0f\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x1a\x30\n\x0e\x45xtraArgsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0b\n\t_priorityB\x04\n\x02_nB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\r\n\x0b_min_tokensB\x12\n\x10_prompt_logprobsB\x16\n\x14_skip_special_tokens\"@\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"s\n\x10PositionLogprobs\x12)\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x19.stepwire.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12&\n\x03top\x18\x03 \x03(\x0b\x32\x19.stepwire.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xf3\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.stepwire.v1.PositionLogprobs\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.stepwire.v1.FinishReason\x12&\n\x05usage\x18\x06 \x01(\x0b\x32\x12.stepwire.v1.UsageH\x00\x88\x01\x01\x12\r\n\x05index\x18\x07 \x01(\r\x12\x13\n\x0bprompt_text\x18\x08 \x01(\t\x12\x36\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1d.stepwire.v1.PositionLogprobs\x12\x35\n\x12\x66irst_prompt_token\x18\n \x01(\x0b\x32\x19.stepwire.v1.TokenLogprobB\x08\n\x06_usage\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x13\n\x11ListModelsRequest\"=\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x04\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.stepwire.v1.Model*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xe5\x01\n\tInference\x12I\n\x08Generate\x12\x1c.stepwire.v1.GenerateRequest\x1a\x1d.stepwire.v1.GenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.stepwire.v1.AbortRequest\x1a\x1a.stepwire.v1.AbortResponse\x12M\n\nListModels\x12\x1e.stepwire.v1.ListModelsRequest\x1a\x1f.stepwire.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bstepwire/v1/inference.proto\x12\x0bstepwire.v1\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\x0c\x43onversation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.stepwire.v1.ChatMessage\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\x8b\n\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.stepwire.v1.TokenIdsH\x00\x12\x31\n\x0c\x63onversation\x18\x05 \x01(\x0b\x32\x19.stepwire.v1.ConversationH\x00\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x1a\n\x0estop_token_ids\x18\r \x03(\rB\x02\x10\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x08\x88\x01\x01\x12\x15\n\x08priority\x18\x10 \x01(\x05H\t\x88\x01\x01\x12\x0e\n\x01n\x18\x11 \x01(\rH\n\x88\x01\x01\x12?\n\nlogit_bias\x18\x12 \x03(\x0b\x32+.stepwire.v1.GenerateRequest.LogitBiasEntry\x12\x1f\n\x12repetition_penalty\x18\x13 \x01(\x02H\x0b\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x14 \x01(\x02H\x0c\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x15 \x01(\x02H\r\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x16 \x01(\rH\x0e\x88\x01\x01\x12\x1d\n\x11\x61llowed_token_ids\x18\x17 \x03(\rB\x02\x10\x01\x12\x11\n\tbad_words\x18\x18 \x03(\t\x12\x1c\n\x0fprompt_logprobs\x18\x19 \x01(\x05H\x0f\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x1a \x01(\x08\x12?\n\nextra_args\x18\x1b \x03(\x0b\x32+.stepwire.v1.GenerateRequest.ExtraArgsEntry\x12\x14\n\x0c\x61ll_logprobs\x18\x1c \x01(\x08\x12 \n\x13skip_special_tokens\x18\x1d \x01(\x08H\x10\x88\x01\x01\x12\x15\n\x0bjson_schema\x18( \x01(\tH\x01\x12\x15\n\x0bjson_object\x18) \x01(\x08H\x01\x12\x0f\n\x05regex\x18* \x01(\tH\x01\x12\x11\n\x07grammar\x18+ \x01(\tH\x01\x12&\n\x06\x63hoice\x18, \x01(\x0b\x32\x14.stepwire.v1.ChoicesH\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x1a\x30\n\x0e\x45xtraArgsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06promptB\x0c\n\nconstraintB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0b\n\t_priorityB\x04\n\x02_nB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\r\n\x0b_min_tokensB\x12\n\x10_prompt_logprobsB\x16\n\x14_skip_special_tokens\"@\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"s\n\x10PositionLogprobs\x12)\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x19.stepwire.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12&\n\x03top\x18\x03 \x03(\x0b\x32\x19.stepwire.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xf3\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.stepwire.v1.PositionLogprobs\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.stepwire.v1.FinishReason\x12&\n\x05usage\x18\x06 \x01(\x0b\x32\x12.stepwire.v1.UsageH\x00\x88\x01\x01\x12\r\n\x05index\x18\x07 \x01(\r\x12\x13\n\x0bprompt_text\x18\x08 \x01(\t\x12\x36\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1d.stepwire.v1.PositionLogprobs\x12\x35\n\x12\x66irst_prompt_token\x18\n \x01(\x0b\x32\x19.stepwire.v1.TokenLogprobB\x08\n\x06_usage\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x13\n\x11ListModelsRequest\"=\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x04\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.stepwire.v1.Model*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xe5\x01\n\tInference\x12I\n\x08Generate\x12\x1c.stepwire.v1.GenerateRequest\x1a\x1d.stepwire.v1.GenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.stepwire.v1.AbortRequest\x1a\x1a.stepwire.v1.AbortResponse\x12M\n\nListModels\x12\x1e.stepwire.v1.ListModelsRequest\x1a\x1f.stepwire.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,38 +43,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST'].fields_by_name['allowed_token_ids']._serialized_options = b'\020\001'
   _globals['_GENERATERESPONSE'].fields_by_name['token_ids']._loaded_options = None
   _globals['_GENERATERESPONSE'].fields_by_name['token_ids']._serialized_options = b'\020\001'
-  _globals['_FINISHREASON']._serialized_start=2171
-  _globals['_FINISHREASON']._serialized_end=2291
+  _globals['_FINISHREASON']._serialized_start=2333
+  _globals['_FINISHREASON']._serialized_end=2453
   _globals['_TOKENIDS']._serialized_start=44
   _globals['_TOKENIDS']._serialized_end=71
   _globals['_CHATMESSAGE']._serialized_start=73
   _globals['_CHATMESSAGE']._serialized_end=117
   _globals['_CONVERSATION']._serialized_start=119
   _globals['_CONVERSATION']._serialized_end=177
-  _globals['_GENERATEREQUEST']._serialized_start=180
-  _globals['_GENERATEREQUEST']._serialized_end=1335
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1000
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1048
-  _globals['_GENERATEREQUEST_EXTRAARGSENTRY']._serialized_start=1050
-  _globals['_GENERATEREQUEST_EXTRAARGSENTRY']._serialized_end=1098
-  _globals['_TOKENLOGPROB']._serialized_start=1337
-  _globals['_TOKENLOGPROB']._serialized_end=1401
-  _globals['_POSITIONLOGPROBS']._serialized_start=1403
-  _globals['_POSITIONLOGPROBS']._serialized_end=1518
-  _globals['_USAGE']._serialized_start=1520
-  _globals['_USAGE']._serialized_end=1600
-  _globals['_GENERATERESPONSE']._serialized_start=1603
-  _globals['_GENERATERESPONSE']._serialized_end=1974
-  _globals['_ABORTREQUEST']._serialized_start=1976
-  _globals['_ABORTREQUEST']._serialized_end=2010
-  _globals['_ABORTRESPONSE']._serialized_start=2012
-  _globals['_ABORTRESPONSE']._serialized_end=2027
-  _globals['_LISTMODELSREQUEST']._serialized_start=2029
-  _globals['_LISTMODELSREQUEST']._serialized_end=2048
-  _globals['_MODEL']._serialized_start=2050
-  _globals['_MODEL']._serialized_end=2111
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2113
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2169
-  _globals['_INFERENCE']._serialized_start=2294
-  _globals['_INFERENCE']._serialized_end=2523
+  _globals['_CHOICES']._serialized_start=179
+  _globals['_CHOICES']._serialized_end=203
+  _globals['_GENERATEREQUEST']._serialized_start=206
+  _globals['_GENERATEREQUEST']._serialized_end=1497
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1148
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1196
+  _globals['_GENERATEREQUEST_EXTRAARGSENTRY']._serialized_start=1198
+  _globals['_GENERATEREQUEST_EXTRAARGSENTRY']._serialized_end=1246
+  _globals['_TOKENLOGPROB']._serialized_start=1499
+  _globals['_TOKENLOGPROB']._serialized_end=1563
+  _globals['_POSITIONLOGPROBS']._serialized_start=1565
+  _globals['_POSITIONLOGPROBS']._serialized_end=1680
+  _globals['_USAGE']._serialized_start=1682
+  _globals['_USAGE']._serialized_end=1762
+  _globals['_GENERATERESPONSE']._serialized_start=1765
+  _globals['_GENERATERESPONSE']._serialized_end=2136
+  _globals['_ABORTREQUEST']._serialized_start=2138
+  _globals['_ABORTREQUEST']._serialized_end=2172
+  _globals['_ABORTRESPONSE']._serialized_start=2174
+  _globals['_ABORTRESPONSE']._serialized_end=2189
+  _globals['_LISTMODELSREQUEST']._serialized_start=2191
+  _globals['_LISTMODELSREQUEST']._serialized_end=2210
+  _globals['_MODEL']._serialized_start=2212
+  _globals['_MODEL']._serialized_end=2273
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2275
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2331
+  _globals['_INFERENCE']._serialized_start=2456
+  _globals['_INFERENCE']._serialized_end=2685
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from common.errors import InvalidRequest
 from coordinator.api.vllm_requests import decode_generate
 from coordinator.engine.generation import GenerationInput
+from coordinator.structured.constraint import Constraint, ConstraintKind
 
 
 def asking(**params) -> pb.GenerateRequest:
@@ -70,12 +71,7 @@ def test_values_that_ask_for_nothing_pass():
     ("field", "params"),
     [
         ("truncate_prompt_tokens", {"truncate_prompt_tokens": -1}),
-        ("json_schema", {"json_schema": "{}"}),
-        ("regex", {"regex": "a*"}),
-        ("grammar", {"grammar": "root ::= x"}),
         ("structural_tag", {"structural_tag": "{}"}),
-        ("json_object", {"json_object": False}),
-        ("choice", {"choice": pb.ChoiceConstraint(choices=["a"])}),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(field: str, params: dict):
@@ -121,3 +117,22 @@ def test_edits_of_logits_are_read():
     assert (asked.logit_bias, asked.prompt_logprobs) == (((5, 1.0),), 2)
     assert decode_generate(asking()).repetition_penalty is None
     assert decode_generate(asking()).prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("params", "constraint"),
+    [
+        ({"json_schema": "{}"}, Constraint(kind=ConstraintKind.JSON_SCHEMA, text="{}")),
+        ({"regex": "a*"}, Constraint(kind=ConstraintKind.REGEX, text="a*")),
+        ({"grammar": "root ::= x"}, Constraint(kind=ConstraintKind.GRAMMAR, text="root ::= x")),
+        ({"json_object": True}, Constraint(kind=ConstraintKind.JSON_OBJECT)),
+        ({"json_object": False}, None),
+        (
+            {"choice": pb.ChoiceConstraint(choices=["a", "b"])},
+            Constraint(kind=ConstraintKind.CHOICE, choices=("a", "b")),
+        ),
+    ],
+)
+def test_constraints_are_read(params: dict, constraint: Constraint | None):
+    """Every arm that gateways send reaches the engine."""
+    assert decode_generate(asking(**params)).constraint == constraint
