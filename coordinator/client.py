@@ -242,8 +242,11 @@ class Client:
 
 
 def _encode_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
+    fields = dict(options)
+    if "choice" in fields:
+        fields["choice"] = pb.Choices(texts=fields["choice"])
     try:
-        request = pb.GenerateRequest(**options)
+        request = pb.GenerateRequest(**fields)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"an option does not fit its field: {error}") from error
     if isinstance(prompt, str):

@@ -50,6 +50,11 @@ class GrammarCompiler:
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
         self._reading = asyncio.Lock()
 
+    @property
+    def num_kept(self) -> int:
+        """Compiled grammars that are kept."""
+        return len(self._compiled)
+
     async def compile(self, constraint: Constraint) -> Callable[[], Matcher]:
         """What makes a fresh matcher for each output.
 

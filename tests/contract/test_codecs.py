@@ -24,6 +24,7 @@ from common.worker_api import (
 )
 from tests.fakes.wire_messages import a_step
 from tests.fakes.wire_values import (
+    grammar_masks,
     intermediate_tensors,
     keys,
     model_runner_outputs,
@@ -80,11 +81,15 @@ def test_execute_model(output, tensors, inline_reply):
 
 
 @unhurried
-@given(step_ids)
-def test_sample_tokens(step_id):
-    """A sample call survives."""
-    spelled = stream_codec.encode_sample_tokens(step_id)
-    assert stream_codec.decode_sample_tokens(spelled) == step_id
+@given(step_ids, grammar_masks() | st.none())
+def test_sample_tokens(step_id, mask):
+    """A sample call survives, with a mask or without."""
+    spelled = stream_codec.encode_sample_tokens(step_id, mask)
+    decoded_id, decoded_mask = stream_codec.decode_sample_tokens(spelled)
+    assert decoded_id == step_id
+    assert (mask is None) == (decoded_mask is None)
+    if mask is not None:
+        assert same(decoded_mask, mask)
 
 
 @unhurried

@@ -117,6 +117,23 @@ def test_sample_needs_its_phase():
         stream_codec.decode_sample_tokens(worker_pb2.SampleTokensRequest(key=a_key()))
 
 
+def test_broken_masks():
+    """Positions below 1, and bits that cannot be shared among them, are refused by field."""
+    key = step_pb2.StepKey(epoch=1, generation=1, step=1, phase=step_pb2.PHASE_SAMPLE)
+    for positions, bits, field in (
+        ([0], [1], "num_positions"),
+        ([1, 1], [1], "num_positions"),
+        ([2], [1], "bits"),
+        ([2], [1, 2, 3], "bits"),
+    ):
+        mask = step_pb2.GrammarMask(
+            handles=uint64s(1), num_positions=uint32s(*positions), bits=uint32s(*bits)
+        )
+        request = worker_pb2.SampleTokensRequest(key=key, grammar_mask=mask)
+        with pytest.raises(InvalidStep, match=rf"grammar_mask\.{field}"):
+            stream_codec.decode_sample_tokens(request)
+
+
 def test_broken_results():
     """Result columns that disagree are refused by field."""
     output = step_pb2.ModelRunnerOutput(

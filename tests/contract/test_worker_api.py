@@ -31,6 +31,7 @@ from common.rpc.interceptors import ServiceInterceptor
 from common.rpc.server import bind, build_server
 from common.step import (
     ExecutePending,
+    GrammarMask,
     IntermediateTensors,
     ModelRunnerOutput,
     SchedulerOutput,
@@ -46,10 +47,11 @@ from common.worker_api import (
 from coordinator.executors.fleet import LocalFleet
 from coordinator.executors.local_process import WorkerProcess, worker_flags
 from coordinator.executors.remote import RemoteWorker
+from tests.fakes.byte_tokenizer import VOCAB_SIZE
 from tests.fakes.manual_steps import GENERATION, step_id
 from tests.fakes.pipeline_driver import PipelineDriver
 from tests.fakes.scripted_model import scripted_tokens
-from tests.fakes.scripted_worker import scripted_pipeline
+from tests.fakes.scripted_pipeline import scripted_pipeline
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 from tests.fakes.worker_setup import AUTHORITY, BLOCK_SIZE, BUDGET, begin_request, peers_of
 from worker_service.servicer import WorkerServicer
@@ -317,6 +319,26 @@ async def test_step_submitted_again_is_answered_by_the_same_result(single, expec
     at_once = [single.last.submit_step(output, sample=True) for _ in range(3)]
     results = [*await asyncio.gather(*at_once), await single.last.submit_step(output, sample=True)]
     assert [result.sampled_token_ids.values.tolist() for result in results] == [[expected[0]]] * 4
+    await single.run_by_stream(single.drop())
+
+
+async def test_sample_phase_waits_for_its_mask(single, expected):
+    """The step is executed alone; its mask brings the token, and once more the same one."""
+    output = replace(single.prefill(PROMPT), grammar_mask_follows=True)
+    pending = single.last.submit_step(output, sample=False)
+    (handle,) = output.handles
+    mask = GrammarMask(
+        handles=np.array([handle], dtype=np.uint64),
+        num_positions=np.array([1], dtype=np.int32),
+        bits=np.full((1, -(-VOCAB_SIZE // 32)), -1, dtype=np.int32),
+    )
+    sampled = [single.last.submit_sample(output.step_id, mask) for _ in range(2)]
+    assert isinstance(await pending, ExecutePending)
+    results = [
+        *await asyncio.gather(*sampled),
+        await single.last.submit_sample(output.step_id, mask),
+    ]
+    assert [result.sampled_token_ids.values.tolist() for result in results] == [[expected[0]]] * 3
     await single.run_by_stream(single.drop())
 
 

@@ -13,7 +13,8 @@ from coordinator.engine.loop import EngineLoop
 from coordinator.engine.measures import Measures
 from coordinator.executors.executor import Executor
 from coordinator.scheduling.scheduler import Scheduler
-from tests.fakes.scripted_worker import ScriptedWorker, scripted_pipeline
+from tests.fakes.scripted_pipeline import scripted_pipeline
+from tests.fakes.scripted_worker import ScriptedWorker
 
 MAX_MODEL_LEN = 512
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from common.requests import FinishReason, Request, TokenDelta
 from coordinator.engine.request_times import RequestTimes
+from coordinator.scheduling.sequence import TokenMatcher
 
 Script = Sequence[TokenDelta | Exception]
 
@@ -29,7 +30,12 @@ class ScriptedLoop:
         self.running: dict[str, ScriptedTokens] = {}
         self.submitted = asyncio.Event()
 
-    def submit(self, request: Request, times: RequestTimes | None = None) -> "ScriptedTokens":
+    def submit(
+        self,
+        request: Request,
+        times: RequestTimes | None = None,
+        matcher: TokenMatcher | None = None,
+    ) -> "ScriptedTokens":
         """Remember the request and begin the script."""
         if self.refusal is not None:
             raise self.refusal

@@ -8,6 +8,8 @@ import asyncio
 from asyncio import Future
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 from common.errors import (
     NeedResync,
@@ -20,6 +22,7 @@ from common.errors import (
 from common.step import (
     ExecutePending,
     ExecuteResult,
+    GrammarMask,
     ModelRunnerOutput,
     Phase,
     SchedulerOutput,
@@ -96,10 +99,12 @@ class ScriptedWorker:
         self._last_step = 0
         self._due: tuple[SchedulerOutput, list[SampledRow], bytes | None] | None = None
         self._failures: dict[int, ServiceError] = {}
-        self._queue: asyncio.Queue[tuple[SchedulerOutput, bool, Future[ExecuteResult]]]
+        self._queue: asyncio.Queue[
+            tuple[Callable[[], Awaitable[ExecuteResult]], Future[ExecuteResult]]
+        ]
         self._runner: asyncio.Task[None] | None = None
         self._unanswered: set[Future[ExecuteResult]] = set()
-        self._replies: dict[tuple[StepId, bool], Future[ExecuteResult]] = {}
+        self._replies: dict[StepKey, Future[ExecuteResult]] = {}
         self._stuck_since: float | None = None
         self._is_forging = False
         self._lost_callbacks: list[Callable[[ServiceError], None]] = []
@@ -231,8 +236,10 @@ class ScriptedWorker:
             request.scheduler_output, is_fed=is_fed, is_inline=request.inline_reply
         )
 
-    async def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
-        """Sample the step that was executed last."""
+    async def sample_tokens(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> ModelRunnerOutput:
+        """Sample the step that was executed last; the script's tokens are what every mask allows."""
         self._check_alive()
         if self._due is None or self._due[0].step_id != step_id:
             raise WrongOrder(f"step {step_id.step} was not executed, so it cannot be sampled")
@@ -251,7 +258,20 @@ class ScriptedWorker:
         self, output: SchedulerOutput, *, sample: bool, deadline: float | None = None
     ) -> "Future[ExecuteResult]":
         """Queue the step for the runner task; one submitted before is answered by the same result."""
-        key = (output.step_id, sample)
+        phase = Phase.SAMPLE if sample else Phase.EXECUTE
+        return self._submit(
+            StepKey(step_id=output.step_id, phase=phase), partial(self._run, output, sample)
+        )
+
+    def submit_sample(self, step_id: StepId, mask: GrammarMask) -> "Future[ModelRunnerOutput]":
+        """Queue the sample phase likewise."""
+        key = StepKey(step_id=step_id, phase=Phase.SAMPLE)
+        future = self._submit(key, partial(self.sample_tokens, step_id, mask))
+        return cast("Future[ModelRunnerOutput]", future)
+
+    def _submit(
+        self, key: StepKey, work: "Callable[[], Awaitable[ExecuteResult]]"
+    ) -> "Future[ExecuteResult]":
         former = self._replies.get(key)
         if former is not None and not _is_refused(former):
             return former
@@ -267,7 +287,7 @@ class ScriptedWorker:
         self._replies[key] = future
         self._unanswered.add(future)
         future.add_done_callback(self._unanswered.discard)
-        self._queue.put_nowait((output, sample, future))
+        self._queue.put_nowait((work, future))
         return future
 
     async def watch_status(self, *, interval: float) -> AsyncIterator[WorkerActivity]:
@@ -321,17 +341,21 @@ class ScriptedWorker:
 
     async def _run_queued(self) -> None:
         while True:
-            output, is_sampling, future = await self._queue.get()
+            work, future = await self._queue.get()
             try:
-                result = await self._execute(output, is_fed=False, is_inline=False)
-                if is_sampling and isinstance(result, ExecutePending):
-                    result = await self.sample_tokens(output.step_id)
+                result = await work()
             except ServiceError as error:
                 if not future.done():
                     future.set_exception(error)
             else:
                 if not future.done():
                     future.set_result(result)
+
+    async def _run(self, output: SchedulerOutput, is_sampling: bool) -> ExecuteResult:  # noqa: FBT001 - bound once
+        result = await self._execute(output, is_fed=False, is_inline=False)
+        if is_sampling and isinstance(result, ExecutePending):
+            return await self.sample_tokens(output.step_id)
+        return result
 
     async def _execute(
         self, output: SchedulerOutput, *, is_fed: bool, is_inline: bool
@@ -369,31 +393,6 @@ class ScriptedWorker:
             raise WrongOrder(f"step {self._due[0].step_id.step} was executed but not sampled")
         if output.base_step != self._last_step or output.step_id.step <= self._last_step:
             raise NeedResync(f"step {output.base_step} is not the last applied {self._last_step}")
-
-
-def scripted_pipeline(
-    num_stages: int,
-    *,
-    step_seconds: float = 0.0,
-    vocab_size: int = 256,
-    poison_token_id: int | None = None,
-    is_checking: bool = True,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> list[ScriptedWorker]:
-    """Workers of one pipeline in stage order, joined by one handoff."""
-    handoff = StageHandoff()
-    return [
-        ScriptedWorker(
-            handoff=handoff,
-            vocab_size=vocab_size,
-            step_seconds=step_seconds,
-            sleep=sleep,
-            poison_token_id=poison_token_id,
-            is_checking=is_checking,
-            address=f"scripted:{stage}",
-        )
-        for stage in range(num_stages)
-    ]
 
 
 def _is_refused(reply: "Future[ExecuteResult]") -> bool:

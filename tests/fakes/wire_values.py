@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from common.requests import SamplingParams
 from common.step import (
     CachedRequests,
+    GrammarMask,
     IntermediateTensors,
     Logprobs,
     ModelRunnerOutput,
@@ -154,6 +155,20 @@ def model_runner_outputs(draw: st.DrawFn, phase: Phase = Phase.SAMPLE) -> ModelR
         state_digest=draw(st.none() | st.binary(max_size=32)),
         kv_digest=draw(st.none() | st.binary(max_size=32)),
         drafts=draw(st.none() | st.just(Ragged.from_rows([draw(int32s) for _ in handles]))),
+    )
+
+
+@st.composite
+def grammar_masks(draw: st.DrawFn) -> GrammarMask:
+    """Masks of a few requests, of some positions each."""
+    handles = draw(st.lists(uint64, unique=True, max_size=4))
+    positions = [draw(st.integers(1, 3)) for _ in handles]
+    num_words = draw(st.integers(1, 3)) if handles else 0
+    bits = np.arange(sum(positions) * num_words, dtype="<i4").reshape(sum(positions), num_words)
+    return GrammarMask(
+        handles=column(handles, "<u8"),
+        num_positions=np.array(positions, dtype="<i4"),
+        bits=bits,
     )
 
 

@@ -135,10 +135,10 @@ async def test_a_queue_without_room_for_all_takes_none():
     class Narrow(ScriptedLoop):
         """Takes one request at a time."""
 
-        def submit(self, request, times=None):
+        def submit(self, request, *rest):
             if self.running:
                 raise Overloaded("full")
-            return super().submit(request, times)
+            return super().submit(request, *rest)
 
     loop, measures = Narrow(), Measures()
     engine = engine_on(loop, measures)

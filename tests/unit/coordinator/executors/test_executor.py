@@ -15,7 +15,8 @@ from common.step import NewRequest, SchedulerOutput, StepId
 from common.worker_api import PROTOCOL_VERSION, Rank
 from coordinator.executors.executor import Executor
 from tests.fakes.scripted_model import next_token
-from tests.fakes.scripted_worker import ScriptedWorker, scripted_pipeline
+from tests.fakes.scripted_pipeline import scripted_pipeline
+from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.step_answer import step_answer
 
 PROMPT = (3, 1, 4, 1, 5)

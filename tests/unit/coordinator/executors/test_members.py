@@ -8,7 +8,8 @@ import pytest
 from common.errors import InvalidRequest, ModelError, WorkerLost
 from common.worker_api import Rank, WorkerInfo
 from coordinator.executors.members import Member, describe, on_every_rank
-from tests.fakes.scripted_worker import ScriptedWorker, scripted_pipeline
+from tests.fakes.scripted_pipeline import scripted_pipeline
+from tests.fakes.scripted_worker import ScriptedWorker
 
 
 def members_of(workers: list[ScriptedWorker]) -> list[Member]:

@@ -9,8 +9,9 @@ from common.errors import ConfigError, Fenced, ModelError
 from coordinator.executors.executor import Executor, Succession
 from coordinator.executors.progress import Progress
 from tests.fakes.scripted_engine import scripted_folder
+from tests.fakes.scripted_pipeline import scripted_pipeline
 from tests.fakes.scripted_reports import BYTES_PER_BLOCK
-from tests.fakes.scripted_worker import ScriptedWorker, scripted_pipeline
+from tests.fakes.scripted_worker import ScriptedWorker
 
 FOLDER = scripted_folder(num_layers=6)
 CONFIG = CoordinatorConfig(

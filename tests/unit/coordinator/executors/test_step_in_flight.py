@@ -8,7 +8,7 @@ from common.step import ExecutePending, Phase, SchedulerOutput, StepId, StepKey
 from common.worker_api import Rank
 from coordinator.executors.members import Member
 from coordinator.executors.step_in_flight import StepInFlight
-from tests.fakes.scripted_worker import scripted_pipeline
+from tests.fakes.scripted_pipeline import scripted_pipeline
 
 STEP_ID = StepId(epoch=1, generation=1, step=1)
 ANSWER = ExecutePending(key=StepKey(step_id=STEP_ID, phase=Phase.EXECUTE))
