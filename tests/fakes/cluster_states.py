@@ -41,9 +41,5 @@ REBUILDING = ClusterStatus(
     num_cached_tokens=500,
     num_generated_tokens=320,
     num_preemptions=4,
-    num_drafts=70,
-    num_draft_tokens=210,
-    num_accepted_tokens=95,
-    num_accepted_by_position=(60, 35),
 )
 """A group of two that lost its second rank; every field has a value of its own."""

@@ -50,8 +50,18 @@ def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
 
 async def test_the_state_is_told_under_the_names_of_vllm():
     """Queue, blocks, tokens, preemptions and the prefix cache, labelled with model and replica."""
-    status = replace(REBUILDING, num_blocks=200, num_free_blocks=150)
+    status = replace(
+        REBUILDING,
+        num_blocks=200,
+        num_free_blocks=150,
+        num_drafts=70,
+        num_draft_tokens=210,
+        num_accepted_tokens=95,
+        num_accepted_by_position=(60, 35),
+    )
     told = await samples(ServingState(status=status, measures=Measures()))
+    by_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [told[key(by_position, position=place, **VLLM)] for place in ("0", "1")] == [60, 35]
     expected = {
         "vllm:num_requests_running": 2,
         "vllm:num_requests_waiting": 1,
