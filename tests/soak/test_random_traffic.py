@@ -6,12 +6,14 @@ The coordinator runs in this process, so that its tasks can be counted; clients 
 
 import asyncio
 import gc
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -27,6 +29,7 @@ from common.config import (
     ServeConfig,
 )
 from common.errors import Unavailable
+from common.speculation import SpeculationConfig
 from common.tasks import TaskSupervisor
 from coordinator.app import Coordinator
 from coordinator.client import AsyncClient
@@ -45,6 +48,13 @@ SETTLED_S = 3.0
 PATIENCE_S = 30.0
 STEMS = ([], [1] * 40, [2] * 60)
 """Beginnings that prompts have in common, so that blocks are shared, and evicted since they are few."""
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "integer", "maximum": 99}},
+        "required": ["a", "b"],
+    }
+)
 POOL_THREADS = 4
 """By so many the thread pools of asyncio and gRPC may grow; a leak would be one a request."""
 KIB = 1024
@@ -90,13 +100,14 @@ def soak_seconds(request: pytest.FixtureRequest) -> float:
 
 
 def settings(model: Path, workers: list[WorkerProcess]) -> CoordinatorConfig:
-    """So few blocks that sequences are preempted, and a comparison of the books every 50 steps."""
+    """So few blocks that sequences are preempted, drafts, and a comparison of the books every 50 steps."""
     return CoordinatorConfig(
         model=ModelConfig(model=str(model), max_model_len=512),
         cache=CacheConfig(num_blocks=48, kv_cache_bytes=4 << 20),
         schedule=ScheduleConfig(
             max_num_seqs=4, max_num_batched_tokens=64, check_state_every=CHECK_STATE_EVERY
         ),
+        speculation=SpeculationConfig(speculative_method="ngram"),
         cluster=ClusterConfig(workers=tuple(worker.address for worker in workers)),
         serve=ServeConfig(grpc_port=0, http_port=-1),
     )
@@ -122,13 +133,17 @@ async def one_request(
 ) -> None:
     """Ask for something random and read it, abort it, leave it, or vanish with the connection."""
     prompt = draw.choice(STEMS) + [draw.randrange(256) for _ in range(draw.randint(1, 300))]
-    options = {
+    if draw.random() < 0.3:
+        prompt = (prompt[-20:] * 9)[: draw.randint(21, 180)]  # repeats, so that drafts are found
+    options = random_rules(draw) | {
         "request_id": request_id,
         "max_tokens": draw.randint(1, 150),
         "temperature": draw.choice([0.0, 1.0]),
         "seed": draw.getrandbits(32),
         "ignore_eos": True,
     }
+    # What repeats the grammar's limits may be shorter than asked for.
+    options["min_tokens"] = min(options.get("min_tokens", 0), options["max_tokens"])
     manner = draw.choice(["finish", "finish", "abort", "leave", "disconnect"])
     num_deltas = draw.randint(0, 20)
     if manner == "disconnect":
@@ -146,6 +161,21 @@ async def one_request(
         await client.abort(request_id)
         await reading
         tally.aborted += 1
+
+
+def random_rules(draw: random.Random) -> dict[str, Any]:
+    """Nothing beside, or several outputs, a grammar, penalties, or log-probabilities."""
+    rules: list[dict[str, Any]] = [
+        {},
+        {"n": draw.randint(2, 3)},
+        {"regex": "[a-f]{3,9}(, [a-f]{3,9})*"},
+        {"json_schema": SCHEMA, "n": draw.randint(1, 2)},
+        {"choice": ["yes", "no", "perhaps"]},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": draw.randint(0, 9)},
+        {"logprobs": 2, "logit_bias": {65: 2.0, 66: -3.0}},
+        {"prompt_logprobs": 1},
+    ]
+    return draw.choice(rules)
 
 
 async def read_until_cut(address: str, prompt: list[int], options: dict, *, seconds: float) -> None:
