@@ -51,6 +51,11 @@ def _attend(
             "so its attention cannot be replaced: this architecture is not supported"
         )
     head_size = query_1HTD.shape[-1]
+    if value_1HTD.shape[-1] != head_size:
+        raise ModelError(
+            f"values have {value_1HTD.shape[-1]} elements a head and keys {head_size}: this "
+            "architecture is not supported"
+        )
     factor = 1.0 if scaling is None else scaling * head_size**0.5
     query_1HTD = query_1HTD * factor if factor != 1 else query_1HTD
     qkv_THD = torch.cat((query_1HTD[0], key_1HTD[0], value_1HTD[0])).transpose(0, 1).contiguous()
