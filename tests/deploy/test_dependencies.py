@@ -48,7 +48,8 @@ def imported_packages(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("folders", "extras"), [(("common", "coordinator"), ()), (("worker_service",), ("worker", "cuda"))]
+    ("folders", "extras"),
+    [(("common", "coordinator"), ()), (("worker_service",), ("worker", "cuda"))],
 )
 def test_every_import_is_a_declared_dependency(folders: tuple[str, ...], extras: tuple[str, ...]):
     """The image of a service is built from these lists alone, so none may lean on the other's."""

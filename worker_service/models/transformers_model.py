@@ -275,7 +275,7 @@ def _config(spec: ModelSpec) -> PretrainedConfig:
 def _library_config(config: dict[str, Any]) -> PretrainedConfig:
     kind = config.get("model_type", "")
     try:
-        return AutoConfig.for_model(**config)
+        return AutoConfig.for_model(**({"model_type": kind} | config))
     except (ValueError, KeyError) as error:
         raise ModelError(
             f"architecture {config['architectures'][0]} is not supported: neither here nor by "

@@ -181,7 +181,7 @@ REFUSED = [
     ("completions", {"prompt": "x", "presence_penalty": 2.5}, "presence_penalty"),
     ("completions", {"prompt": "x", "stream_options": {}}, "stream_options"),
     ("chat/completions", HELLO | {"tools": [{}]}, "tools"),
-    ("chat/completions", HELLO | {"response_format": {"type": "json_object"}}, "response_format"),
+    ("chat/completions", HELLO | {"response_format": {"type": "xml"}}, "response_format"),
     ("chat/completions", HELLO | {"max_completion_tokens": 0}, "max_completion_tokens"),
     ("chat/completions", HELLO | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ("chat/completions", HELLO | {"top_logprobs": 2}, "top_logprobs"),

@@ -211,7 +211,12 @@ async def test_a_cancelled_call_frees_its_request(stream):
     [
         (ScriptedLoop(refusal=Overloaded("full")), {}, "RESOURCE_EXHAUSTED", "full"),
         (ScriptedLoop([Unavailable("rank 1 is lost")]), {}, "UNAVAILABLE", "rank 1 is lost"),
-        (ScriptedLoop(), {"regex": "a"}, "INVALID_ARGUMENT", "regex is not supported"),
+        (
+            ScriptedLoop(),
+            {"structural_tag": "a"},
+            "INVALID_ARGUMENT",
+            "structural_tag is not supported",
+        ),
         (ScriptedLoop(), {"logprobs": -2}, "INVALID_ARGUMENT", "logprobs must be at least -1"),
         (ScriptedLoop(), {"top_k": 2**32 - 1}, "INVALID_ARGUMENT", "top_k must be at least -1"),
     ],

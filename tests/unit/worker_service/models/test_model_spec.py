@@ -1,5 +1,6 @@
 """config.json -> ModelSpec: defaults, both spellings of rope, and what is refused by name."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from common.errors import ModelError
 from worker_service.models.model_spec import Llama3Scaling, parse_model_spec, read_model_spec
-from worker_service.models.registry import load_architecture
+from worker_service.models.registry import load_spec
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -88,10 +89,10 @@ def test_unreadable_config_is_named(tmp_path: Path) -> None:
         read_model_spec(tmp_path)
 
 
-def test_unknown_architecture_is_named() -> None:
-    """A model of another family is refused with the families there are."""
-    spec = parse_model_spec(CONFIG | {"architectures": ["MambaForCausalLM"]})
-    with pytest.raises(
-        ModelError, match="MambaForCausalLM is not supported; known are Gemma2ForCausalLM, Gemma3"
-    ):
-        load_architecture(spec)
+@pytest.mark.parametrize("kind", [{}, {"model_type": "nothing"}])
+def test_unknown_architecture_is_named(tmp_path: Path, kind: dict[str, str]) -> None:
+    """A model that neither we nor `transformers` know is refused by its name."""
+    config = CONFIG | {"architectures": ["MadeUpForCausalLM"]} | kind
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="MadeUpForCausalLM is not supported: neither here nor"):
+        load_spec(tmp_path)
