@@ -1,7 +1,7 @@
 """What OpenAI's and vLLM's bodies say of an output's form -> the one constraint the engine takes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -49,6 +49,19 @@ def constraint_of(
         fields = " and ".join(field for field, _ in asked)
         raise InvalidRequest(f"{fields} cannot go together", param=asked[1][0])
     return asked[0][1] if asked else None
+
+
+def constraint_of_arm(arm: str | None, value: str | bool | Sequence[str]) -> Constraint | None:  # noqa: FBT001 - an arm's value
+    """The constraint that one arm of a message asks for, by its name; None: no arm is set."""
+    match value:
+        case _ if arm is None:
+            return None
+        case bool():
+            return Constraint(kind=ConstraintKind(arm)) if value else None
+        case str():
+            return Constraint(kind=ConstraintKind(arm), text=value)
+        case _:
+            return Constraint(kind=ConstraintKind(arm), choices=tuple(value))
 
 
 def _of_response_format(asked: Mapping[str, Any] | None) -> list[tuple[str, Constraint]]:

@@ -12,6 +12,7 @@ from stepwire.v1 import inference_pb2_grpc
 from common.errors import InvalidRequest
 from common.requests import FinishReason
 from common.rpc.interceptors import trace_of
+from coordinator.api.constraint_fields import constraint_of_arm
 from coordinator.engine.gate import EngineGate
 from coordinator.engine.generation import (
     ChatTurn,
@@ -22,7 +23,7 @@ from coordinator.engine.generation import (
     TokenLogprob,
 )
 from coordinator.engine.limits import ALL_LOGPROBS
-from coordinator.structured.constraint import Constraint, ConstraintKind
+from coordinator.structured.constraint import Constraint
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -135,18 +136,9 @@ def _prompt(request: pb.GenerateRequest) -> Prompt:
 
 
 def _constraint(request: pb.GenerateRequest) -> Constraint | None:
-    field = request.WhichOneof("constraint")
-    match field:
-        case None:
-            return None
-        case "json_object":
-            wanted = Constraint(kind=ConstraintKind.JSON_OBJECT)
-            return wanted if request.json_object else None
-        case "choice":
-            texts = tuple(request.choice.texts)
-            return Constraint(kind=ConstraintKind.CHOICE, choices=texts)
-        case _:
-            return Constraint(kind=ConstraintKind(field), text=getattr(request, field))
+    arm = request.WhichOneof("constraint")
+    value = request.choice.texts if arm == "choice" else getattr(request, arm or "regex")
+    return constraint_of_arm(arm, value)
 
 
 def _optional(request: pb.GenerateRequest, field: str) -> Any:

@@ -9,8 +9,9 @@ import uuid
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from common.errors import InvalidRequest
+from coordinator.api.constraint_fields import constraint_of_arm
 from coordinator.engine.generation import GenerationInput
-from coordinator.structured.constraint import Constraint, ConstraintKind
+from coordinator.structured.constraint import Constraint
 
 ONLY_REPLICA = 0
 
@@ -74,18 +75,9 @@ def _asked_of(request: pb.GenerateRequest) -> dict[str, bool]:
 
 
 def _constraint(params: pb.SamplingParams) -> Constraint | None:
-    field = params.WhichOneof("constraint")
-    match field:
-        case None:
-            return None
-        case "json_object":
-            wanted = Constraint(kind=ConstraintKind.JSON_OBJECT)
-            return wanted if params.json_object else None
-        case "choice":
-            texts = tuple(params.choice.choices)
-            return Constraint(kind=ConstraintKind.CHOICE, choices=texts)
-        case _:
-            return Constraint(kind=ConstraintKind(field), text=getattr(params, field))
+    arm = params.WhichOneof("constraint")
+    value = params.choice.choices if arm == "choice" else getattr(params, arm or "regex")
+    return constraint_of_arm(arm, value)
 
 
 def _refuse(field: str) -> None:
