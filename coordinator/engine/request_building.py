@@ -11,6 +11,7 @@ from coordinator.engine.request_checks import check_room, field_of
 
 MIN_SAMPLING_TEMPERATURE = 0.01
 MIN_TOP_P = float(np.finfo(np.float32).tiny)
+MIN_REPETITION_PENALTY = 1e-6
 
 
 def sequence_ids(asked: GenerationInput) -> tuple[str, ...]:
@@ -83,7 +84,7 @@ def _build(
             seed=seed,
             num_logprobs=_num_logprobs(asked.logprobs, model) if wants_tokens else None,
             num_prompt_logprobs=_num_prompt_logprobs(asked, model),
-            repetition_penalty=_float32(_or(asked.repetition_penalty, 1.0)),
+            repetition_penalty=_repetition_penalty(asked.repetition_penalty),
             frequency_penalty=_float32(_or(asked.frequency_penalty, 0.0)),
             presence_penalty=_float32(_or(asked.presence_penalty, 0.0)),
             min_tokens=asked.min_tokens or 0,
@@ -91,7 +92,7 @@ def _build(
             logit_bias=tuple((token_id, _float32(bias)) for token_id, bias in asked.logit_bias),
             allowed_token_ids=tuple(sorted(set(asked.allowed_token_ids or ()))),
             bad_words=bad_words,
-            extra_args=asked.extra_args,
+            extra_args=tuple(sorted(asked.extra_args)),
         ),
         stopping=StopParams(
             # Where the prompt alone is wanted, a token is drawn and not delivered.
@@ -144,6 +145,11 @@ def _temperature(asked: float | None) -> float:
 def _top_p(asked: float | None) -> float:
     """The nucleus mass, kept above 0 where rounding would make it 0."""
     return 1.0 if asked is None else max(_float32(asked), MIN_TOP_P)
+
+
+def _repetition_penalty(asked: float | None) -> float:
+    """The penalty; a small one is raised, lest it rounds to 0 or logits divided by it overflow."""
+    return 1.0 if asked is None else _float32(max(asked, MIN_REPETITION_PENALTY))
 
 
 def _float32(value: float) -> float:

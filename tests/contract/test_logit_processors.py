@@ -18,7 +18,7 @@ from common.requests import SamplingParams
 from common.step import NewRequest
 from worker_service.batch.request_states import RequestStates
 from worker_service.sampling.custom_processors import CustomProcessors, load_custom_processors
-from worker_service.sampling.logit_editor import NOTHING_ALLOWED, LogitEditor
+from worker_service.sampling.logit_editor import NO_NUMBERS, NOTHING_ALLOWED, LogitEditor
 from worker_service.sampling.sampler import sample
 from worker_service.sampling.sampling_states import SamplingRows, SamplingStates
 
@@ -185,6 +185,46 @@ def test_custom_processor_edits_and_fails_the_rows_that_name_it() -> None:
     assert sampled.token_ids.tolist() == [4, 9]
     assert sampled.is_sampled.tolist() == [True, False, True]
     assert "logits processor 'forbid': IndexError" in sampled.errors[1]
+
+
+class Overflow:
+    """A custom processor that would force a token by logits no draw can follow."""
+
+    def apply(self, logits_V: torch.Tensor, *, argument: Any, **tokens: Any) -> torch.Tensor:
+        """Add the argument to the first logit."""
+        del tokens
+        logits_V[0] += float(argument)
+        return logits_V
+
+
+class Overwrite:
+    """A custom processor that writes where it must only read."""
+
+    def apply(self, logits_V: torch.Tensor, *, prompt_ids: Any, **others: Any) -> torch.Tensor:
+        """Change the prompt."""
+        del others
+        prompt_ids[0] = 7
+        return logits_V
+
+
+@pytest.mark.parametrize("argument", ["inf", "nan"])
+def test_logits_that_no_draw_can_follow_fail_their_request(argument: str) -> None:
+    """Infinite ones and those that are not numbers, at random and with filters too."""
+    rough = SamplingParams(top_p=0.9, extra_args=(("overflow", json.dumps(argument)),))
+    batch = Batch([([1], [], rough), ([1], [], SamplingParams(temperature=0.0))])
+    editor = LogitEditor(batch.states, CustomProcessors({"overflow": Overflow()}))
+    sampled = sample(torch.zeros(2, VOCABULARY), batch.rows, editor)
+    assert sampled.token_ids.tolist() == [0]
+    assert sampled.errors == {0: NO_NUMBERS}
+
+
+def test_custom_processor_cannot_change_tokens() -> None:
+    """A request's tokens are the runner's; the attempt fails the request."""
+    batch = Batch([([1], [], SamplingParams(extra_args=(("overwrite", "1"),)))])
+    editor = LogitEditor(batch.states, CustomProcessors({"overwrite": Overwrite()}))
+    sampled = sample(torch.zeros(1, VOCABULARY), batch.rows, editor)
+    assert "read-only" in sampled.errors[0]
+    assert batch.states.tokens.values[batch.slots[0], 0] == 1
 
 
 def test_custom_processors_come_from_entry_points() -> None:

@@ -31,6 +31,15 @@ BROKEN_STEPS = {
         step.new_requests[0], num_computed_tokens=3
     ),
     r"new_requests\[0\].sampling": lambda step: step.new_requests[0].ClearField("sampling"),
+    r"new_requests\[0\].sampling.logit_biases": lambda step: _set(
+        step.new_requests[0].sampling, biased_token_ids=uint32s(1)
+    ),
+    r"new_requests\[0\].sampling.allowed_token_ids": lambda step: _set(
+        step.new_requests[0].sampling, allowed_token_ids=b"12345"
+    ),
+    r"new_requests\[0\].sampling.bad_words: holds": lambda step: _set(
+        step.new_requests[0].sampling.bad_words, offsets=uint32s(0, 0)
+    ),
     r"new_requests\[0\].block_ids: missing": lambda step: step.new_requests[0].ClearField(
         "block_ids"
     ),
@@ -152,6 +161,13 @@ def test_broken_results():
         output.logprobs.CopyFrom(broken)
         with pytest.raises(InvalidStep, match=field):
             result_codec.decode_model_runner_output(output)
+    output.logprobs.CopyFrom(
+        step_pb2.Logprobs(token_ids=uint32s(5), logprobs=uint32s(0), ranks=uint32s(1))
+    )
+    output.prompt_logprobs.add(logprobs=step_pb2.Logprobs(ranks=uint32s(1)))
+    with pytest.raises(InvalidStep, match=r"prompt_logprobs\.logprobs\.token_ids"):
+        result_codec.decode_model_runner_output(output)
+    output.ClearField("prompt_logprobs")
     output.handles = uint64s(1, 2)
     with pytest.raises(InvalidStep, match="sampled_token_ids"):
         result_codec.decode_model_runner_output(output)

@@ -16,6 +16,7 @@ from common.step import (
     ModelRunnerOutput,
     NewRequest,
     Phase,
+    PromptLogprobs,
     Ragged,
     SchedulerOutput,
     StepId,
@@ -51,6 +52,22 @@ sampling = st.builds(
     min_p=float32,
     seed=uint64,
     num_logprobs=st.none() | uint32,
+    num_prompt_logprobs=st.none() | uint32,
+)
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)
+editing = st.builds(
+    SamplingParams,
+    repetition_penalty=float32,
+    frequency_penalty=float32,
+    presence_penalty=float32,
+    min_tokens=st.integers(1, 2**31 - 1),
+    end_token_ids=token_ids,
+    logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), float32), max_size=3).map(tuple),
+    allowed_token_ids=token_ids,
+    bad_words=st.lists(token_ids.filter(bool), max_size=3).map(tuple),
+    extra_args=st.dictionaries(names, names, max_size=2).map(
+        lambda args: tuple(sorted(args.items()))
+    ),
 )
 
 
@@ -126,7 +143,7 @@ def new_requests(draw: st.DrawFn, handle: int, groups: int) -> NewRequest:
         handle=handle,
         token_ids=column(tokens, "<i4"),
         num_prompt_tokens=draw(st.integers(1, len(tokens))),
-        sampling=draw(sampling),
+        sampling=draw(sampling | editing),
         block_ids=tuple(column(draw(int32s), "<i4") for _ in range(groups)),
         num_computed_tokens=draw(st.integers(0, len(tokens) - 1)),
         trace=draw(st.none() | traces),
@@ -150,6 +167,10 @@ def model_runner_outputs(draw: st.DrawFn, phase: Phase = Phase.SAMPLE) -> ModelR
         handles=column(handles, "<u8"),
         sampled_token_ids=sampled,
         logprobs=draw(st.none() | st.just(logprobs)),
+        prompt_logprobs=tuple(
+            PromptLogprobs(handle=handle, first_position=place, logprobs=logprobs)
+            for handle, place in draw(st.lists(st.tuples(uint64, uint32), max_size=2))
+        ),
         request_errors=tuple(draw(st.lists(st.tuples(uint64, names), max_size=2))),
         timings=draw(timings),
         state_digest=draw(st.none() | st.binary(max_size=32)),

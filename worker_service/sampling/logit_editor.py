@@ -1,5 +1,7 @@
 """From the rows of a batch to their edits: who asked for what, and what each has seen so far."""
 
+import math
+
 from torch import Tensor
 
 from worker_service.batch.request_states import RequestStates
@@ -8,6 +10,7 @@ from worker_service.sampling.processors import PROCESSORS, EditedRow
 from worker_service.sampling.sampling_states import SamplingRows
 
 NOTHING_ALLOWED = "the request's constraints allow no token"
+NO_NUMBERS = "the request's logits processors leave logits that are not finite numbers"
 
 
 class LogitEditor:
@@ -24,12 +27,14 @@ class LogitEditor:
         for row in rows.edited.tolist():
             slot, end = int(rows.slots[row]), int(rows.positions[row])
             start = num_prompt[slot]
+            known = tokens[slot, :end]
+            known.flags.writeable = False  # custom processors get it
             edited.append(
                 EditedRow(
                     row=row,
                     params=rows.params[slot],
-                    prompt_ids=tokens[slot, :start],
-                    output_ids=tokens[slot, start:end],
+                    prompt_ids=known[:start],
+                    output_ids=known[start:],
                 )
             )
         return edited
@@ -42,6 +47,7 @@ class LogitEditor:
         index = [each.row for each in rows]
         largest = logits_SV[index].amax(dim=1).tolist()
         for row, value in zip(index, largest, strict=True):
-            if not value > float("-inf"):
-                failures.setdefault(row, NOTHING_ALLOWED)
+            if not math.isfinite(value):
+                reason = NOTHING_ALLOWED if value == -math.inf else NO_NUMBERS
+                failures.setdefault(row, reason)
         return failures

@@ -88,6 +88,18 @@ def test_a_tiny_temperature_is_raised_and_zero_stays_greedy():
     assert built(temperature=1e-30).sampling.temperature == pytest.approx(0.01)
 
 
+def test_a_tiny_repetition_penalty_is_raised():
+    """Workers would refuse the step of one that rounds to 0, and logits overflow behind small ones."""
+    assert built().sampling.repetition_penalty == 1.0
+    assert built(repetition_penalty=1e-60).sampling.repetition_penalty == pytest.approx(1e-6)
+
+
+def test_extra_arguments_are_sorted():
+    """Processors run in the order of their names, however a client's map had them."""
+    extra_args = (("b", "1"), ("a", "2"))
+    assert built(extra_args=extra_args).sampling.extra_args == (("a", "2"), ("b", "1"))
+
+
 def test_top_k_is_cut_to_the_vocabulary():
     """-1 and 0 keep all tokens; more than there are means all there are."""
     assert [built(top_k=top_k).sampling.top_k for top_k in (-1, 0, 5, 1000)] == [0, 0, 5, 100]
