@@ -15,7 +15,15 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from common.step import ModelRunnerOutput, Phase, Ragged, SchedulerOutput, StepId, StepKey
+from common.step import (
+    GrammarMask,
+    ModelRunnerOutput,
+    Phase,
+    Ragged,
+    SchedulerOutput,
+    StepId,
+    StepKey,
+)
 from tests.fakes.scripted_runner import ScriptedRunner
 from worker_service.__main__ import run_worker_command
 from worker_service.runner.preprocess import StageInputs
@@ -72,7 +80,7 @@ class StampingRunner(ScriptedRunner):
         self._executed = output
         return None
 
-    def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    def sample_tokens(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
         """Draw the time for every row."""
         assert self._executed is not None
         handles = np.array(self._executed.handles, dtype=np.uint64)

@@ -8,7 +8,7 @@ from stepwire.v1.worker_pb2_grpc import WorkerStub
 
 from common.codecs import stream_codec, worker_codec
 from common.rpc.client import connect, invoke
-from common.step import ExecuteResult, ModelRunnerOutput, StepId
+from common.step import ExecuteResult, GrammarMask, ModelRunnerOutput, StepId
 from common.worker_api import (
     Authority,
     BeginGeneration,
@@ -103,9 +103,11 @@ class UnaryWorker:
         spelled = stream_codec.encode_execute_model(request)
         return stream_codec.decode_execute_result(await _call(self.stub.ExecuteModel, spelled))
 
-    async def sample_tokens(self, step_id: StepId) -> ModelRunnerOutput:
+    async def sample_tokens(
+        self, step_id: StepId, mask: GrammarMask | None = None
+    ) -> ModelRunnerOutput:
         """Run a sample phase."""
-        spelled = stream_codec.encode_sample_tokens(step_id)
+        spelled = stream_codec.encode_sample_tokens(step_id, mask)
         return stream_codec.decode_sample_result(await _call(self.stub.SampleTokens, spelled))
 
     async def close(self) -> None:
