@@ -17,9 +17,10 @@ STEPWIRE = Path(sys.executable).with_name("stepwire")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[RunningCoordinator]:
-    """A coordinator with its worker inside."""
-    model = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", num_layers=2)
-    flags = {"model": str(model), "executor": "uniproc", "kv_cache_bytes": 4 << 20}
+    """A coordinator with its worker inside; an answer without an end lasts for many seconds."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    model = write_tiny_llama(folder, num_layers=2, max_position_embeddings=1 << 15)
+    flags = {"model": str(model), "executor": "uniproc", "kv_cache_bytes": 32 << 20}
     with running_coordinator(flags | {"max_num_batched_tokens": 256}) as running:
         yield running
 
