@@ -6,8 +6,10 @@ size and time, is the request's fault and is told as such, before any step is pl
 
 import asyncio
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -19,6 +21,11 @@ from coordinator.structured.matcher import Matcher
 MOST_KEPT = 64
 COMPILE_SECONDS = 10.0
 MOST_AT_ONCE = 2
+STACK_BYTES = 256 << 20
+"""The library recurses over what a constraint nests, and a stack that ends takes the process with it.
+
+The longest chain of rules that the limits let in needs less than a quarter of this.
+"""
 JSON_OPTIONS = {
     # As json.dumps writes: with white space left open, small models write nothing else.
     "whitespace_flexible": False,
@@ -75,7 +82,7 @@ class GrammarCompiler:
         try:
             async with asyncio.timeout(self._seconds), self._places:
                 # What takes too long goes on in its thread; the library's own limits end it.
-                state = await asyncio.to_thread(_compile, tokenizer, constraint)
+                state = await asyncio.wrap_future(_on_large_stack(tokenizer, constraint))
         except TimeoutError as error:
             raise InvalidRequest(
                 f"{field} takes more than {self._seconds:g} s to compile: make it simpler",
@@ -99,6 +106,19 @@ class GrammarCompiler:
                     )
                 )
         return self._tokenizer
+
+
+def _on_large_stack(tokenizer: LLTokenizer, constraint: Constraint) -> Future[LLMatcher]:
+    """Compile on a thread of its own; the size of a stack is told to whichever thread starts next."""
+    usual = threading.stack_size(STACK_BYTES)
+    try:
+        # It starts within submit, and ends with what it was given.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        compiling = thread.submit(_compile, tokenizer, constraint)
+        thread.shutdown(wait=False)
+    finally:
+        threading.stack_size(usual)
+    return compiling
 
 
 def _compile(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:

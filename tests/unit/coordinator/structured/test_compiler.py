@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import InvalidRequest
+from coordinator.engine.limits import MAX_GRAMMAR_CHARACTERS
 from coordinator.structured.compiler import MOST_KEPT, GrammarCompiler
 from coordinator.structured.constraint import Constraint, ConstraintKind
 from coordinator.structured.matcher import Matcher
@@ -137,3 +138,32 @@ async def test_the_cache_is_bounded() -> None:
     for number in range(MOST_KEPT + 1):
         await grammars.compile(Constraint(kind=KIND.REGEX, text=f"a{{{number + 1}}}"))
     assert grammars.num_kept == MOST_KEPT
+
+
+def chain(link: str, end: str, *, joint: str) -> str:
+    """As many links as the limits let in; {0} is a link's number, {1} that of the next one."""
+    links: list[str] = []
+    while len(joint.join([*links, link, end])) < MAX_GRAMMAR_CHARACTERS - 64:
+        links.append(link.format(len(links), len(links) + 1))
+    return joint.join([*links, end.format(len(links))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (KIND.GRAMMAR, "start: r0\n" + chain("r{0}:r{1}", 'r{0}:"x"', joint="\n")),
+        (KIND.GRAMMAR, "start: R0\n" + chain('R{0}:~(R{1} "x")', 'R{0}:"x"', joint="\n")),
+        (
+            KIND.JSON_SCHEMA,
+            '{"$ref":"#/$defs/0","$defs":{'
+            + chain('"{0}":{{"$ref":"#/$defs/{1}"}}', '"{0}":{{"const":1}}', joint=",")
+            + "}}",
+        ),
+    ],
+    ids=["rules", "terminals", "references"],
+)
+async def test_the_longest_chains_do_not_end_the_process(kind: ConstraintKind, text: str) -> None:
+    """The library recurses along a chain; on a usual stack each of these is a segmentation fault."""
+    grammar = await matcher(kind, text)
+    assert allowed(grammar)
+    assert not grammar.is_over
