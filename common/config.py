@@ -221,7 +221,7 @@ class ClusterConfig:
     devices: tuple[str, ...] = setting((), "one device per local worker, in stage order")
     threads: int | None = setting(None, "compute threads per worker (default: cores / workers)")
     layers_per_stage: tuple[str, ...] = setting(
-        (), "decoder layers of each stage, as 19,11 (default: stages read about the same weights)"
+        (), "decoder layers of each stage, as 17,13 (default: an even split)"
     )
     attention_backend: str = setting(
         "auto", "auto, triton, cpu or torch, for workers that are started here"
@@ -248,7 +248,7 @@ class ClusterConfig:
             )
         if not all(count.isdecimal() and int(count) for count in self.layers_per_stage):
             raise ConfigError(
-                f"--layers-per-stage must be positive integers such as 19,11, not "
+                f"--layers-per-stage must be positive integers such as 17,13, not "
                 f"{','.join(self.layers_per_stage)!r}"
             )
         if self.layers_per_stage and len(self.layers_per_stage) != self.num_stages:

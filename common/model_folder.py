@@ -28,8 +28,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 class ModelFolder:
     """What config.json, generation_config.json, tokenizer_config.json and chat_template.jinja say.
 
-    max_position_embeddings counts tokens; dtype is the checkpoint's, e.g. "bfloat16". head_layers: what
-    the output head weighs, in decoder layers; 0.0 where config.json does not tell.
+    max_position_embeddings counts tokens; dtype is the checkpoint's, e.g. "bfloat16".
     """
 
     path: Path
@@ -42,7 +41,6 @@ class ModelFolder:
     bos_token: str | None
     eos_token: str | None
     dtype: str
-    head_layers: float = 0.0
 
 
 def bundled_folder(name: str, *, cache: Path, dtype: str = BUNDLED_DTYPES[0]) -> Path:
@@ -95,7 +93,6 @@ def read_model_folder(path: Path) -> ModelFolder:
         bos_token=_token_text(tokenizer.get("bos_token")),
         eos_token=_token_text(tokenizer.get("eos_token")),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-        head_layers=_head_layers(config),
     )
 
 
@@ -146,19 +143,6 @@ def _count(config: dict[str, Any], key: str, *, path: Path) -> int:
     if not isinstance(value, int) or value < 1:
         raise ModelError(f"{path / 'config.json'} needs a positive {key}, it has {value!r}")
     return value
-
-
-def _head_layers(config: dict[str, Any]) -> float:
-    """Weights of the output head by those of a decoder layer's projections and gated MLP."""
-    hidden, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
-    intermediate = config.get("intermediate_size")
-    if not (hidden and num_heads and intermediate):
-        return 0.0
-    head_size = config.get("head_dim") or hidden // num_heads
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
-    # Per row of `hidden`: queries and the output, keys and values, gate, up and down.
-    of_layer = 2 * (num_heads + num_kv_heads) * head_size + 3 * intermediate
-    return config["vocab_size"] / of_layer
 
 
 def _eos_token_ids(generation: dict[str, Any], config: dict[str, Any]) -> frozenset[int]:

@@ -44,24 +44,6 @@ def test_reads_what_the_small_files_say(tmp_path: Path):
     assert model.dtype == "bfloat16"
 
 
-def test_head_is_weighed_in_layers(tmp_path: Path):
-    """SmolLM2's head has 49,152 x 576 weights and a layer 3,538,944, an eighth of them."""
-    sizes = {
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    }
-    assert (
-        read_model_folder(
-            write_folder(tmp_path / "a", config__json={**CONFIG, **sizes})
-        ).head_layers
-        == 8
-    )
-    assert read_model_folder(write_folder(tmp_path / "b")).head_layers == 0
-
-
 def test_config_alone_is_enough(tmp_path: Path):
     """Without the optional files the end comes from config.json and the rest is absent."""
     folder = write_folder(tmp_path, config__json={**CONFIG, "eos_token_id": 7})

@@ -1,15 +1,13 @@
 """How decoder layers are cut into pipeline stages."""
 
-from dataclasses import replace
-
 import pytest
 
-from common.config import ClusterConfig, CoordinatorConfig, ModelConfig
+from common.config import ClusterConfig, CoordinatorConfig
 from common.errors import ConfigError
 from coordinator.executors.placement import split_layers, stage_layers
 from tests.fakes.scripted_engine import scripted_folder
 
-FOLDER = replace(scripted_folder(num_layers=30), head_layers=8.0)
+FOLDER = scripted_folder(num_layers=30)
 
 
 def sizes(layers: list[range]) -> list[int]:
@@ -17,12 +15,9 @@ def sizes(layers: list[range]) -> list[int]:
     return list(map(len, layers))
 
 
-def configured(*counts: str, quantization: str = "none") -> CoordinatorConfig:
+def configured(*counts: str) -> CoordinatorConfig:
     """A configuration of two stages, which have as many layers as said."""
-    return CoordinatorConfig(
-        model=ModelConfig(quantization=quantization),
-        cluster=ClusterConfig(pp=2, layers_per_stage=counts),
-    )
+    return CoordinatorConfig(cluster=ClusterConfig(pp=2, layers_per_stage=counts))
 
 
 @pytest.mark.parametrize(
@@ -40,31 +35,10 @@ def test_layers_left_over_go_to_the_earlier_stages(num_layers, num_stages, expec
     assert sizes(split_layers(num_layers, num_stages)) == expected
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "num_stages", "head_layers", "expected"),
-    [
-        (30, 1, 8.0, [30]),
-        (30, 2, 8.0, [19, 11]),
-        (30, 3, 8.0, [13, 13, 4]),
-        (32, 2, 2.4, [17, 15]),
-        (80, 4, 1.2, [21, 20, 20, 19]),
-        (6, 2, 0.45, [3, 3]),
-        (4, 2, 100.0, [3, 1]),
-        (3, 3, 100.0, [1, 1, 1]),
-    ],
-)
-def test_head_takes_the_place_of_the_layers_it_weighs(
-    num_layers, num_stages, head_layers, expected
-):
-    """The heaviest stage is as light as can be, and none is empty however heavy the head is."""
-    assert sizes(split_layers(num_layers, num_stages, head_layers=head_layers)) == expected
-
-
 @pytest.mark.parametrize("num_stages", range(1, 8))
-@pytest.mark.parametrize("head_layers", [0.0, 2.5, 40.0])
-def test_every_layer_stands_on_exactly_one_stage(num_stages, head_layers):
+def test_every_layer_stands_on_exactly_one_stage(num_stages):
     """The ranges follow each other without gap or overlap."""
-    parts = split_layers(31, num_stages, head_layers=head_layers)
+    parts = split_layers(31, num_stages)
     assert [layer for part in parts for layer in part] == list(range(31))
     assert all(parts)
 
@@ -75,14 +49,9 @@ def test_more_stages_than_layers_are_refused():
         split_layers(2, 3)
 
 
-def test_head_of_the_model_counts():
-    """Unasked, the head's weights decide."""
-    assert sizes(stage_layers(FOLDER, configured(), num_stages=2)) == [19, 11]
-
-
-def test_head_weighs_more_beside_layers_of_four_bits():
-    """An int4 model keeps a head of 8 bits, which weighs 12.8 of its layers of 5."""
-    assert sizes(stage_layers(FOLDER, configured(quantization="int4"), num_stages=2)) == [21, 9]
+def test_layers_are_cut_evenly_unless_asked():
+    """Nothing else decides."""
+    assert sizes(stage_layers(FOLDER, configured(), num_stages=2)) == [15, 15]
 
 
 def test_layers_are_placed_as_asked():
