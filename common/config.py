@@ -203,6 +203,11 @@ class ScheduleConfig:
         """Most unanswered steps of one group of sequences."""
         return 2 if self.async_scheduling else 1
 
+    @property
+    def cohort_tokens(self) -> int:
+        """Most tokens in the unanswered steps of one group of sequences."""
+        return self.step_tokens * self.steps_of_cohort
+
     def num_cohorts(self, num_stages: int) -> int:
         """Groups of sequences that take turns; never more than steps in flight."""
         return min(self.pp_cohorts or num_stages, self.steps_in_flight(num_stages))

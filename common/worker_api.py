@@ -81,7 +81,11 @@ class LoadModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What was read: bytes held as parameters, bytes and tensors read, digest, dtype, seconds."""
+    """What was read: bytes held as parameters, bytes and tensors read, digest, dtype, seconds.
+
+    table_windows: of each block table of the model, the sliding window of its layers in tokens; 0: they
+    see everything. The same on every stage.
+    """
 
     parameter_bytes: int
     bytes_read: int
@@ -89,6 +93,7 @@ class LoadReport:
     weights_digest: str
     dtype: str
     seconds: float
+    table_windows: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +182,7 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheGroup:
-    """Layers that share one block table; bytes_per_block counts keys and values of all of them."""
+    """So many layers of one kind of which a block holds keys and values; bytes_per_block counts those."""
 
     kind: str
     num_layers: int
@@ -188,7 +193,7 @@ class KVCacheGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheSpec:
-    """What the KV cache of a stage is made of; groups in the order of the block tables."""
+    """What the KV cache of a stage is made of: a block holds keys and values of all groups."""
 
     block_size: int
     groups: tuple[KVCacheGroup, ...]

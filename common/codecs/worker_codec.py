@@ -208,6 +208,7 @@ def encode_load_report(report: LoadReport) -> pb.LoadModelResponse:
         weights_digest=report.weights_digest,
         dtype=report.dtype,
         seconds=report.seconds,
+        table_windows=report.table_windows,
     )
 
 
@@ -220,6 +221,7 @@ def decode_load_report(report: pb.LoadModelResponse) -> LoadReport:
         weights_digest=report.weights_digest,
         dtype=report.dtype,
         seconds=report.seconds,
+        table_windows=tuple(report.table_windows) or (0,),
     )
 
 

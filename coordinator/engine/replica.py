@@ -114,6 +114,7 @@ class Replica:
             eos_token_ids=self._folder.eos_token_ids,
             has_prefix_cache=self._config.cache.prefix_cache,
             most_drafts=self._config.speculation.most_drafts,
+            table_windows=group.executor.table_windows,
         )
         self._loop = EngineLoop(
             self._scheduler,

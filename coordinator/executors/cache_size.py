@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from common.config import CacheConfig
 from common.errors import ConfigError
 from common.worker_api import KVCacheSpec, MemoryReport
+from coordinator.kv.cache_groups import BlockNeeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +23,8 @@ class CacheRoom:
         return self.memory.kv_cache_bytes // self.spec.bytes_per_block
 
 
-def blocks_for_one_sequence(max_model_len: int, block_size: int) -> int:
-    """Blocks with which one sequence of max_model_len tokens can run, the null block included."""
-    return 1 + -(-max_model_len // block_size)
-
-
 def num_kv_cache_blocks(
-    rooms: Sequence[CacheRoom], config: CacheConfig, *, max_model_len: int
+    rooms: Sequence[CacheRoom], config: CacheConfig, needs: BlockNeeds, *, max_model_len: int
 ) -> int:
     """The blocks every rank allocates: the least that fits anywhere, at most config.num_blocks.
 
@@ -37,11 +33,12 @@ def num_kv_cache_blocks(
     """
     tightest = min(rooms, key=lambda room: room.num_blocks)
     fitting = tightest.num_blocks
-    needed = blocks_for_one_sequence(max_model_len, config.block_size)
+    # The null block is nobody's.
+    needed = 1 + needs.of_sequence(max_model_len)
     if config.num_blocks is not None:
         needed = min(needed, config.num_blocks)
     if fitting < needed:
-        raise ConfigError(_too_small(tightest, needed, config.block_size, max_model_len))
+        raise ConfigError(_too_small(tightest, needed, needs, max_model_len))
     return fitting if config.num_blocks is None else min(fitting, config.num_blocks)
 
 
@@ -55,11 +52,11 @@ def check_room(rooms: Sequence[CacheRoom], num_blocks: int) -> None:
             )
 
 
-def _too_small(room: CacheRoom, needed: int, block_size: int, max_model_len: int) -> str:
-    longest = max(0, room.num_blocks - 1) * block_size
+def _too_small(room: CacheRoom, needed: int, needs: BlockNeeds, max_model_len: int) -> str:
+    longest = needs.longest(room.num_blocks - 1, most=max_model_len)
     shorter = f" or lower --max-model-len to {longest}" if longest else ""
     return (
-        f"the KV cache of {room.name} has room for {room.num_blocks} blocks of {block_size} "
+        f"the KV cache of {room.name} has room for {room.num_blocks} blocks of {needs.block_size} "
         f"tokens in {room.memory.kv_cache_bytes} bytes, and --max-model-len {max_model_len} needs "
         f"{needed}: give it {needed * room.spec.bytes_per_block} bytes (--kv-cache-bytes on a CPU, "
         f"--gpu-memory-utilization on a GPU){shorter}"

@@ -45,6 +45,7 @@ from coordinator.executors.progress import ProgressListener, ignore_progress
 from coordinator.executors.startup import LoadedGroup, LoadedRank, load_group
 from coordinator.executors.step_in_flight import StepInFlight
 from coordinator.executors.topology import WorkerTopology
+from coordinator.kv.cache_groups import BlockNeeds
 
 FIRST_GENERATION = 1
 
@@ -108,6 +109,8 @@ class Executor:
         self.max_model_len = group.max_model_len
         self.schedule = group.schedule
         self.members = members
+        self.table_windows = group.ranks[0].report.table_windows
+        """Tokens that the layers of each block table see; 0: all."""
         self.deadlines = succession.deadlines or {
             member.rank: StepDeadlines(succession.deadline_rules) for member in members
         }
@@ -174,8 +177,13 @@ class Executor:
         if self._num_blocks is not None:
             check_room(rooms, self._num_blocks)
             return self._num_blocks
+        needs = BlockNeeds(
+            block_size=self._config.cache.block_size,
+            windows=self.table_windows,
+            most_in_flight=self.schedule.cohort_tokens,
+        )
         num_blocks = num_kv_cache_blocks(
-            rooms, self._config.cache, max_model_len=self.max_model_len
+            rooms, self._config.cache, needs, max_model_len=self.max_model_len
         )
         asked = self._config.cache.num_blocks
         if asked is not None and asked > num_blocks:

@@ -23,6 +23,10 @@ class PrefixIndex(Protocol):
         """Blocks that hold the longest published prefix, at least one token short of the whole."""
         ...
 
+    def look_up(self, hashes: list[bytes], token_ids: "array[int]", *, index: int) -> int | None:
+        """The block that holds block number `index` of a sequence, whether or not those before it are there."""
+        ...
+
     def publish(
         self, hashes: list[bytes], token_ids: "array[int]", *, index: int, block: int
     ) -> bool:
@@ -58,6 +62,10 @@ class PrefixCache:
                 break
             found.append(block)
         return found
+
+    def look_up(self, hashes: list[bytes], token_ids: "array[int]", *, index: int) -> int | None:
+        """Look one block up by the hash of all tokens up to its end."""
+        return self._block_by_hash.get(self._hash(hashes, token_ids, index))
 
     def publish(
         self, hashes: list[bytes], token_ids: "array[int]", *, index: int, block: int
@@ -96,6 +104,10 @@ class NoPrefixCache:
     def find(self, hashes: list[bytes], token_ids: "array[int]") -> list[int]:
         """Find nothing."""
         return []
+
+    def look_up(self, hashes: list[bytes], token_ids: "array[int]", *, index: int) -> int | None:
+        """Find nothing."""
+        return None
 
     def publish(
         self, hashes: list[bytes], token_ids: "array[int]", *, index: int, block: int

@@ -19,7 +19,7 @@ class DraftRoom:
         num_drafts = min(num_there, most, sequence.max_len - num_tokens - 1)
         num_short = num_tokens + num_drafts - sequence.blocks.num_slots
         if num_drafts > 0 and num_short > 0:
-            num_blocks = self._allocator.num_blocks_for(num_short)
+            num_blocks = self._allocator.num_missing(sequence.blocks, num_tokens + num_drafts)
             if num_blocks + num_spare <= self._allocator.num_free_blocks:
                 self._allocator.append(sequence.blocks, num_tokens + num_drafts)
             else:

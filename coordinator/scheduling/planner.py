@@ -56,11 +56,14 @@ class ScheduledRows:
 class StepPlanner:
     """Numbers the steps of a generation and writes each as the difference to the one before."""
 
-    def __init__(self, *, check_state_every: int = 0, has_drafts: bool = False) -> None:
+    def __init__(
+        self, *, check_state_every: int = 0, has_drafts: bool = False, num_tables: int = 1
+    ) -> None:
         """Every so many steps one asks for the workers' digest of their state; 0: none does.
 
-        has_drafts: workers propose draft tokens.
+        has_drafts: workers propose draft tokens. num_tables: block tables of a sequence.
         """
+        self._num_tables = num_tables
         self._check_state_every = check_state_every
         self._has_drafts = has_drafts
         self._epoch = 0
@@ -126,7 +129,7 @@ class StepPlanner:
             token_ids=np.array([WARM_UP_TOKEN], dtype=np.int32),
             num_prompt_tokens=1,
             sampling=SamplingParams(temperature=0.0),
-            block_ids=(np.array([NULL_BLOCK], dtype=np.int32),),
+            block_ids=(np.array([NULL_BLOCK], dtype=np.int32),) * self._num_tables,
             num_computed_tokens=0,
         )
         output = self._next_output(
@@ -140,7 +143,7 @@ class StepPlanner:
         return state_digest(
             (
                 sequence.handle,
-                (sequence.blocks.table[: sequence.num_sent_blocks],),
+                _sent_blocks(sequence),
                 sequence.num_planned_tokens,
             )
             for sequence in sequences
@@ -182,13 +185,14 @@ class StepPlanner:
     def _new_request(self, sequence: Sequence) -> NewRequest:
         self._held.add(sequence.handle)
         sequence.num_sent_tokens = sequence.num_tokens
-        sequence.num_sent_blocks = len(sequence.blocks.table)
+        tables = sequence.blocks.tables
+        sequence.num_sent_blocks, *sequence.num_sent_more = map(len, tables)
         return NewRequest(
             handle=sequence.handle,
             token_ids=np.array(sequence.token_ids, dtype=np.int32),
             num_prompt_tokens=sequence.num_prompt_tokens,
             sampling=sequence.request.sampling,
-            block_ids=(np.array(sequence.blocks.table, dtype=np.int32),),
+            block_ids=tuple(np.array(table, dtype=np.int32) for table in tables),
             num_computed_tokens=sequence.num_computed_tokens,
             trace=sequence.request.trace,
         )
@@ -220,11 +224,31 @@ class StepPlanner:
         return CachedRequests(
             handles=_column(handles, np.uint64),
             num_computed_tokens=_column(num_computed, np.int32),
-            new_block_ids=(_ragged(block_ids, block_ends),),
+            new_block_ids=(
+                _ragged(block_ids, block_ends),
+                *(_new_blocks(sequences, table) for table in range(1, self._num_tables)),
+            ),
             new_token_ids=_ragged(token_ids, token_ends),
             token_source_steps=_column(source_steps, np.uint64),
             draft_token_ids=_sent_drafts(rows) if self._has_drafts else None,
         )
+
+
+def _sent_blocks(sequence: Sequence) -> list[list[int]]:
+    """What the workers were told of each block table."""
+    counts = (sequence.num_sent_blocks, *sequence.num_sent_more)
+    return [table[:count] for table, count in zip(sequence.blocks.tables, counts, strict=True)]
+
+
+def _new_blocks(sequences: Iterable[Sequence], number: int) -> Ragged:
+    """What the workers do not know yet of a further block table of each sequence."""
+    block_ids, ends = array("i"), array("I", [0])
+    for sequence in sequences:
+        table, num_sent = sequence.blocks.tables[number], sequence.num_sent_more
+        block_ids.extend(table[num_sent[number - 1] :])
+        num_sent[number - 1] = len(table)
+        ends.append(len(block_ids))
+    return _ragged(block_ids, ends)
 
 
 def _want_drafts(sequence: Sequence) -> int:

@@ -26,9 +26,7 @@ from common.config import ScheduleConfig
 from common.errors import CacheFull, InvalidRequest
 from common.requests import Request, TokenDelta
 from common.step import GrammarMask, ModelRunnerOutput, SchedulerOutput
-from coordinator.kv.allocator import KVAllocator
-from coordinator.kv.block_pool import BlockPool
-from coordinator.kv.prefix_cache import NoPrefixCache, PrefixCache
+from coordinator.kv.cache_groups import BlockNeeds, make_allocator
 from coordinator.scheduling.budget import StepBudget
 from coordinator.scheduling.cohorts import Cohorts, fair_tokens, insert_by_rank
 from coordinator.scheduling.committing import commit_prompt_logprobs, commit_tokens
@@ -60,20 +58,27 @@ class Scheduler:
         eos_token_ids: frozenset[int],
         has_prefix_cache: bool = True,
         most_drafts: int = 0,
+        table_windows: tuple[int, ...] = (0,),
     ) -> None:
-        """most_drafts: draft tokens of a row, at most; 0: workers propose none."""
+        """most_drafts: draft tokens of a row, at most; 0: workers propose none.
+
+        table_windows: tokens that the layers of each block table see, 0: all.
+        """
         self.config = config
         self._most_drafts = most_drafts
         self._max_steps_in_flight = config.steps_in_flight(num_stages)
         self._eos_token_ids = eos_token_ids
-        self._allocator = KVAllocator(
-            BlockPool(num_blocks),
-            block_size=block_size,
-            prefixes=PrefixCache(block_size=block_size) if has_prefix_cache else NoPrefixCache(),
+        needs = BlockNeeds(
+            block_size=block_size, windows=table_windows, most_in_flight=config.cohort_tokens
+        )
+        self._allocator = make_allocator(
+            needs, num_blocks=num_blocks, has_prefix_cache=has_prefix_cache
         )
         self._draft_room = DraftRoom(self._allocator)
         self._planner = StepPlanner(
-            check_state_every=config.check_state_every, has_drafts=most_drafts > 0
+            check_state_every=config.check_state_every,
+            has_drafts=most_drafts > 0,
+            num_tables=len(table_windows),
         )
         self._cohorts = Cohorts(config.num_cohorts(num_stages), most_steps=config.steps_of_cohort)
         queue_type = PriorityQueue if config.has_priorities else FirstComeQueue
@@ -241,6 +246,8 @@ class Scheduler:
         budget = StepBudget(
             num_tokens=self.config.step_tokens,
             num_seats=self.config.sequence_limit - len(self._running),
+            # A prompt may have a step to itself where no one else needs it.
+            most_of_prompt=self.config.max_prefill_chunk if len(self._sequences) > 1 else None,
         )
         num_preemptions = self.counters.num_preemptions
         cached = self._continue_running(cohort, budget)
@@ -257,12 +264,13 @@ class Scheduler:
             num_tokens = len(sequence.token_ids) + sequence.num_placeholders
             if num_tokens >= sequence.max_len:
                 continue  # the last token of the output is in flight
-            if num_tokens > sequence.blocks.num_slots and not self._make_room(sequence):
-                break
             num_missing, num_drafts = num_tokens - sequence.num_computed_tokens, 0
-            if num_missing > 1:
-                num_missing = budget.fit(self._chunk(num_missing))
-            elif self._most_drafts:
+            if is_chunk := num_missing > 1:
+                num_missing = budget.fit(num_missing)
+                num_tokens = sequence.num_computed_tokens + num_missing
+            if num_tokens > sequence.blocks.num_slots and not self._make_room(sequence, num_tokens):
+                break
+            if self._most_drafts and not is_chunk:
                 if sequence.source_step > self._last_committed:
                     continue  # how far it is computed is told by one step in flight, not by two
                 # Nobody behind this row shall miss its token for the sake of a guess.
@@ -275,9 +283,8 @@ class Scheduler:
             rows.append(sequence, num_missing, num_drafts)
         return rows
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Give a sequence blocks for all its tokens; False when it was preempted itself."""
-        num_tokens = sequence.num_tokens + sequence.num_placeholders
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a sequence blocks for so many tokens; False when it was preempted itself."""
         while True:
             try:
                 self._allocator.append(sequence.blocks, num_tokens)
@@ -313,19 +320,11 @@ class Scheduler:
                 break
             budget.take_seat()
             num_tokens_left -= sequence.num_tokens
-            num_missing = budget.fit(
-                self._chunk(sequence.num_tokens - sequence.num_computed_tokens)
-            )
+            num_missing = budget.fit(sequence.num_tokens - sequence.num_computed_tokens)
             budget.num_tokens -= num_missing
+            self._allocator.append(sequence.blocks, sequence.num_computed_tokens + num_missing)
             rows.append(sequence, num_missing)
         return rows
-
-    def _chunk(self, num_missing: int) -> int:
-        """What a step computes of so many tokens of a prompt: not all where others need the step."""
-        most = self.config.max_prefill_chunk
-        if most is None or len(self._sequences) == 1:
-            return num_missing
-        return min(num_missing, most)
 
     def _admit(self, sequence: Sequence, cohort: int) -> bool:
         """Let a waiting sequence run; False when the blocks do not suffice."""
@@ -350,8 +349,8 @@ class Scheduler:
 
     @property
     def _num_spare_blocks(self) -> int:
-        """Free blocks an admission must leave: one for each running sequence, and the watermark."""
-        num_running = len(self._running)
+        """Free blocks an admission must leave: one for each running table, and the watermark."""
+        num_running = len(self._running) * self._allocator.num_tables
         return max(num_running, self._num_watermark_blocks) if num_running else 0
 
     def _preempt(self, sequence: Sequence) -> None:

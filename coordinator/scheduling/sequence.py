@@ -72,7 +72,7 @@ class Sequence:
     admission. max_len: most tokens, prompt included.
     rank: the smaller, the sooner it runs and the later it gives way; no two are equal. last_step: number
     of the step that computed it last, source_step: of the one whose tokens that step was fed, or 0. num_sent_tokens, num_sent_blocks: how much of it the workers
-    were told or sampled themselves, kept by the planner. end_token_ids: tokens that end the output.
+    were told or sampled themselves, kept by the planner, as num_sent_more: blocks of its further tables. end_token_ids: tokens that end the output.
     matcher: what its grammar allows next; None: anything.
     leader: a sequence with the same prompt, whose blocks of it this one takes over; None: it has none.
     """
@@ -94,6 +94,7 @@ class Sequence:
         "num_planned_tokens",
         "num_prompt_tokens",
         "num_sent_blocks",
+        "num_sent_more",
         "num_sent_tokens",
         "num_wanted",
         "prompt_logprobs",
@@ -136,6 +137,7 @@ class Sequence:
         self.draft_limit = DraftLimit(most_drafts)
         self.num_sent_tokens = 0
         self.num_sent_blocks = 0
+        self.num_sent_more: list[int] = []
         self.was_admitted = False
         self.num_cached_tokens = 0
         self.blocks = SequenceBlocks()

@@ -111,7 +111,7 @@ class DraftedRows:
         )
         for slot, known in zip(slots.tolist(), num_known.tolist(), strict=True):
             assert (states.tokens.values[slot, :known] == before[slot, :known]).all()
-        states.extend(slots, token_ids=tokens, block_ids=Ragged.empty(len(slots)))
+        states.extend(slots, token_ids=tokens, block_ids=(Ragged.empty(len(slots)),))
         rows = [drafts.row(index).tolist() for index in range(len(handles))]
         self._drafts |= dict(zip(handles, rows, strict=True))
         return dict(zip(handles, rows, strict=True))
@@ -146,5 +146,5 @@ class DraftedRows:
         num_blocks = -(-(int(states.num_computed[slot]) + num_tokens) // self._block_size)
         new = [self._free_blocks.pop() for _ in range(num_blocks - len(self.blocks(handle)))]
         states.extend(
-            np.array([slot]), token_ids=Ragged.empty(1), block_ids=Ragged.from_rows([new])
+            np.array([slot]), token_ids=Ragged.empty(1), block_ids=(Ragged.from_rows([new]),)
         )

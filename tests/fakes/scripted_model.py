@@ -2,7 +2,8 @@
 
 It keeps what a real worker keeps (known tokens, block tables, computed counts) and a paged store
 with one token per slot in place of keys and values, so a scheduler that hands out a wrong block,
-count or token either fails validation or changes the tokens that come out. It proposes drafts where a
+count or token either fails validation or changes the tokens that come out. Block tables with a sliding
+window have to hold what the window sees, whenever a row is computed. It proposes drafts where a
 step wants some: fewer than that, and some of them wrong.
 """
 
@@ -60,7 +61,7 @@ def scripted_drafts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """The sizes that LoadModel and InitializeKVCache fix: tokens, sequences, blocks."""
+    """The sizes that LoadModel and InitializeKVCache fix: tokens, sequences, blocks, windows of block tables."""
 
     vocab_size: int = 256
     block_size: int = 4
@@ -68,6 +69,7 @@ class ModelLimits:
     max_model_len: int = 512
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
+    table_windows: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +82,17 @@ class KnownRequest:
 
     handle: int
     token_ids: tuple[int, ...]
-    block_ids: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
     num_computed_tokens: int
     num_planned_tokens: int
     sampling: SamplingParams
     draft_ids: tuple[int, ...] = ()
     num_room: int = 0
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The first block table."""
+        return self.tables[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +126,7 @@ class ScriptedModel:
     def state_digest(self) -> bytes:
         """Digest of the requests held."""
         return state_digest(
-            (request.handle, (request.block_ids,), request.num_planned_tokens)
+            (request.handle, request.tables, request.num_planned_tokens)
             for request in self._requests.values()
         )
 
@@ -190,7 +197,12 @@ class ScriptedModel:
                 replace(
                     known,
                     token_ids=(*known.token_ids, *new_token_ids),
-                    block_ids=(*known.block_ids, *cached.new_block_ids[0].row(index).tolist()),
+                    tables=tuple(
+                        (*table, *new_block_ids.row(index).tolist())
+                        for table, new_block_ids in zip(
+                            known.tables, cached.new_block_ids, strict=True
+                        )
+                    ),
                     draft_ids=tuple(drafts),
                     num_computed_tokens=num_computed,
                     num_planned_tokens=claimed,
@@ -226,10 +238,13 @@ class ScriptedModel:
                 f"handle {row.handle}: {count} tokens after {row.num_computed_tokens} computed "
                 f"of {len(row.token_ids)} known"
             )
-        if end > len(row.block_ids) * limits.block_size:
-            raise InvalidStep(f"handle {row.handle}: its blocks do not cover {end} tokens")
-        if any(not 0 <= block < limits.num_blocks for block in row.block_ids):
-            raise InvalidStep(f"handle {row.handle}: a block id is out of range")
+        if len(row.tables) != len(limits.table_windows):
+            raise InvalidStep(f"handle {row.handle}: it has {len(row.tables)} block tables")
+        for table in row.tables:
+            if end > len(table) * limits.block_size:
+                raise InvalidStep(f"handle {row.handle}: its blocks do not cover {end} tokens")
+            if any(not 0 <= block < limits.num_blocks for block in table):
+                raise InvalidStep(f"handle {row.handle}: a block id is out of range")
         if any(not 0 <= token < limits.vocab_size for token in row.token_ids):
             raise InvalidStep(f"handle {row.handle}: a token id is out of range")
 
@@ -237,31 +252,57 @@ class ScriptedModel:
         self, rows: list[KnownRequest], counts: list[int], after: dict[int, KnownRequest]
     ) -> None:
         """Blocks may be shared to be read; one that a row writes is in its table alone, and once."""
-        num_places = Counter(block for request in after.values() for block in request.block_ids)
         block_size = self._limits.block_size
+        # Of a table with a window only what the next token sees is sure to be the request's own, and
+        # the next one may come behind the drafts of the step before.
+        num_places = Counter(
+            block
+            for request in after.values()
+            for table, window in zip(request.tables, self._limits.table_windows, strict=True)
+            for block in table[self._first_seen(request, window, are_right=True) // block_size :]
+        )
         for row, count in zip(rows, counts, strict=True):
             first = row.num_computed_tokens // block_size
             last = (row.num_computed_tokens + count - 1) // block_size
-            for block in row.block_ids[first : last + 1]:
-                if block and num_places[block] > 1:
-                    raise InvalidStep(f"block {block} is written by handle {row.handle} but shared")
+            for table in row.tables:
+                for block in table[first : last + 1]:
+                    if block and num_places[block] > 1:
+                        raise InvalidStep(
+                            f"block {block} is written by handle {row.handle} but shared"
+                        )
 
-    def _slots_of(self, request: KnownRequest, start: int, end: int) -> Int32s:
+    def _first_seen(self, request: KnownRequest, window: int, *, are_right: bool = False) -> int:
+        """The first token that the request's next one sees, if all its drafts are right or none."""
+        num_computed = request.num_computed_tokens + are_right * len(request.draft_ids)
+        return max(0, num_computed - window + 1) if window else 0
+
+    def _slots_of(self, table: Sequence[int], start: int, end: int) -> Int32s:
         positions = np.arange(start, end)
-        table = np.asarray(request.block_ids, dtype=np.int32)
+        blocks = np.asarray(table, dtype=np.int32)
         block_size = self._limits.block_size
-        return table[positions // block_size] * block_size + positions % block_size
+        return blocks[positions // block_size] * block_size + positions % block_size
 
     def _store(self, request: KnownRequest, count: int) -> None:
         start = request.num_computed_tokens
-        slots = self._slots_of(request, start, start + count)
-        token_ids = request.token_ids + request.draft_ids
-        self._slots[slots] = token_ids[start : start + count]
+        token_ids = np.array(request.token_ids + request.draft_ids, dtype=np.int32)
+        for table, window in zip(request.tables, self._limits.table_windows, strict=True):
+            seen = range(self._first_seen(request, window), start)
+            stored = self._slots[self._slots_of(table, seen.start, seen.stop)]
+            if window and (stored != token_ids[seen.start : seen.stop]).any():
+                raise InvalidStep(
+                    f"handle {request.handle}: a window of {window} lacks tokens at {start}"
+                )
+            slots = self._slots_of(table, start, start + count)
+            self._slots[slots] = token_ids[start : start + count]
 
     def _sample(self, request: KnownRequest, *, most_drafts: int) -> SampledRow:
         vocab_size = self._limits.vocab_size
         num_computed, drafts = request.num_computed_tokens, request.draft_ids
-        context = self._slots[self._slots_of(request, 0, num_computed + len(drafts))]
+        if self._limits.table_windows[0]:
+            context = np.array(request.token_ids + drafts, dtype=np.int32)  # no table has all of it
+        else:
+            end = num_computed + len(drafts)
+            context = self._slots[self._slots_of(request.tables[0], 0, end)]
         token_ids = [next_token(context[:num_computed], vocab_size=vocab_size)]
         while len(token_ids) <= len(drafts) and token_ids[-1] == drafts[len(token_ids) - 1]:
             end = num_computed + len(token_ids)
@@ -278,7 +319,7 @@ def _admitted(request: NewRequest) -> KnownRequest:
     return KnownRequest(
         handle=request.handle,
         token_ids=tuple(request.token_ids.tolist()),
-        block_ids=tuple(request.block_ids[0].tolist()),
+        tables=tuple(tuple(block_ids.tolist()) for block_ids in request.block_ids),
         num_computed_tokens=request.num_computed_tokens,
         num_planned_tokens=request.num_computed_tokens,
         sampling=request.sampling,

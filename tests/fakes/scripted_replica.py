@@ -57,6 +57,7 @@ class ScriptedReplica:
         poison_token_id: int | None = None,
         has_prefix_cache: bool = True,
         most_drafts: int = 0,
+        table_windows: tuple[int, ...] = (0,),
     ) -> None:
         self.scheduler = Scheduler(
             config,
@@ -67,6 +68,7 @@ class ScriptedReplica:
             eos_token_ids=eos_token_ids,
             has_prefix_cache=has_prefix_cache,
             most_drafts=most_drafts,
+            table_windows=table_windows,
         )
         self.scheduler.begin_generation(epoch=1, generation=1)
         self._config = config
@@ -81,6 +83,7 @@ class ScriptedReplica:
                 max_model_len=max_model_len,
                 max_num_batched_tokens=config.step_tokens,
                 max_num_seqs=config.sequence_limit,
+                table_windows=table_windows,
             )
         )
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()

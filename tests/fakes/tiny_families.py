@@ -82,10 +82,16 @@ def families() -> dict[str, PretrainedConfig]:
     }
 
 
-def write_tiny_family(folder: Path, name: str, *, seed: int = 0) -> Path:
+def write_tiny_family(folder: Path, name: str) -> Path:
     """Write the checkpoint of a family and return its folder."""
+    return write_checkpoint(folder, families()[name])
+
+
+def write_checkpoint(folder: Path, config: PretrainedConfig, *, seed: int = 0) -> Path:
+    """Write a seeded checkpoint of this configuration and return its folder."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(families()[name], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    is_gemma = config.model_type.startswith("gemma")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -94,7 +100,7 @@ def write_tiny_family(folder: Path, name: str, *, seed: int = 0) -> Path:
                 parameter.normal_(std=0.12)
             else:
                 # Gemma multiplies what is looked up by 8 here.
-                parameter.normal_(std=0.06 if name.startswith("gemma") else 0.5)
+                parameter.normal_(std=0.06 if is_gemma else 0.5)
     model.save_pretrained(folder)
     write_byte_tokenizer(folder)
     return folder

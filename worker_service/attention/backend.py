@@ -62,12 +62,18 @@ class Attend:
     """Attention of one step, as a function of a layer's projections."""
 
     def __init__(
-        self, backend: AttentionBackend, kv_cache: KVCache, metadata: AttentionMetadata
+        self, backend: AttentionBackend, kv_cache: KVCache, *metadata: AttentionMetadata
     ) -> None:
+        """metadata: of each block table."""
         self._backend = backend
         self._kv_cache = kv_cache
+        self._tables = kv_cache.groups.tables
         keys_KSD, _ = kv_cache.slots(0)
-        self._plan = backend.plan(metadata, num_kv_heads=keys_KSD.shape[0])
+        # Tables of which this stage has no layer need no plan.
+        self._plans = {
+            table: backend.plan(metadata[table], num_kv_heads=keys_KSD.shape[0])
+            for table in dict.fromkeys(self._tables)
+        }
 
     def __call__(
         self,
@@ -79,7 +85,7 @@ class Attend:
         """Attend as the stage's layer `layer` (from 0): N query, K key and K value heads; [T, N, D]."""
         keys_KSD, values_KSD = self._kv_cache.slots(layer)
         return self._backend.attend(
-            self._plan,
+            self._plans[self._tables[layer]],
             qkv_THD=qkv_THD,
             rotation=rotation,
             keys_KSD=keys_KSD,
@@ -90,10 +96,15 @@ class Attend:
     def native_step(
         self, *, num_heads: int, head_size: int, dtype: torch.dtype, rotation: Rotation | None
     ) -> Tensor | None:
-        """The step as native kernels read it, where the backend is native; num_heads counts H."""
+        """The step as native kernels read it, where the backend is native; num_heads counts H.
+
+        They run all layers at once, so only where all share a block table.
+        """
+        if len(self._plans) > 1:
+            return None
         keys_KSD, _ = self._kv_cache.slots(0)
         return self._backend.native_step(
-            self._plan,
+            self._plans[self._tables[0]],
             num_heads=num_heads,
             head_size=head_size,
             dtype=dtype,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from worker_service.batch.input_batch import InputBatch, ScheduledRows
 from worker_service.batch.request_states import RequestStates
+from worker_service.batch.slot_lists import SlotLists
 
 # T tokens of the step, R rows of the step, B most blocks of a row
 
@@ -42,8 +43,11 @@ def prepare_inputs(
         positions=to_device(positions),
         query_offsets=to_device(offsets),
         seq_lens=to_device(seq_lens_np),
-        block_table=to_device(_block_table(rows, states=states)),
-        slot_mapping=to_device(_slot_mapping(slot_of_token, positions, states=states)),
+        block_tables=tuple(to_device(_block_table(rows, blocks)) for blocks in states.tables),
+        slot_mappings=tuple(
+            to_device(_slot_mapping(slot_of_token, positions, blocks, states.block_size))
+            for blocks in states.tables
+        ),
         logits_indices=to_device(
             _logits_indices(offsets[1:][sampling_rows], rows.num_drafts[sampling_rows])
         ),
@@ -66,19 +70,22 @@ def _logits_indices(
     return first_N + within_N
 
 
-def _block_table(rows: ScheduledRows, *, states: RequestStates) -> NDArray[np.int32]:
+def _block_table(rows: ScheduledRows, blocks: SlotLists) -> NDArray[np.int32]:
     """Block ids int32 [R, B]; past a row's own blocks stands the null block 0."""
-    num_blocks_R = states.blocks.lengths[rows.slots]
+    num_blocks_R = blocks.lengths[rows.slots]
     width = int(num_blocks_R.max(initial=0))
-    table_RB = states.blocks.values[rows.slots, :width]
+    table_RB = blocks.values[rows.slots, :width]
     table_RB[np.arange(width) >= num_blocks_R[:, None]] = 0
     return table_RB
 
 
 def _slot_mapping(
-    slot_of_token: NDArray[np.int64], positions: NDArray[np.int64], *, states: RequestStates
+    slot_of_token: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    blocks: SlotLists,
+    block_size: int,
 ) -> NDArray[np.int64]:
     """Cache slot int64 [T] of each token: block * block_size + offset in the block."""
-    block_index, offset = np.divmod(positions, states.block_size)
-    block_ids = states.blocks.values[slot_of_token, block_index].astype(np.int64)
-    return block_ids * states.block_size + offset
+    block_index, offset = np.divmod(positions, block_size)
+    block_ids = blocks.values[slot_of_token, block_index].astype(np.int64)
+    return block_ids * block_size + offset

@@ -31,9 +31,9 @@ class ScheduledRows:
 class InputBatch:
     """What the forward pass and the sampler read.
 
-    On the device: token_ids, positions and slot_mapping int64 [T]; query_offsets int32 [R + 1];
-    seq_lens int32 [R], computed and scheduled tokens; block_table int32 [R, B], padded with the
-    null block 0; logits_indices int64 [N], of each row that samples the last known token and all
+    On the device: token_ids and positions int64 [T]; query_offsets int32 [R + 1]; seq_lens int32
+    [R], computed and scheduled tokens; of each block table of the model block_tables int32 [R, B],
+    padded with the null block 0, and slot_mappings int64 [T]; logits_indices int64 [N], of each row that samples the last known token and all
     drafts behind it.
     On the host: query_lens and seq_lens_np int32 [R]; sampling_rows int64 [S]. A row samples when
     the step computes the last token known of it.
@@ -44,8 +44,8 @@ class InputBatch:
     positions: Tensor
     query_offsets: Tensor
     seq_lens: Tensor
-    block_table: Tensor
-    slot_mapping: Tensor
+    block_tables: tuple[Tensor, ...]
+    slot_mappings: tuple[Tensor, ...]
     logits_indices: Tensor
     query_lens: Int32s
     seq_lens_np: Int32s

@@ -14,8 +14,9 @@ from worker_service.batch.slot_lists import SlotLists
 
 
 class RequestStates:
-    """Tokens, block table and computed count of each live request.
+    """Tokens, block tables and computed count of each live request.
 
+    tables: the block tables, one list of blocks per request in each; the model says how many there are.
     num_prompt int32 [slots]: how many of the tokens are the prompt. num_computed int32 [slots]: known
     tokens whose keys and values stand in the cache, or will once the step being executed has run.
     num_drafts int32 [slots]: drafts that step computes behind them; some may turn out to be the
@@ -29,12 +30,25 @@ class RequestStates:
         self._free_slots = list(range(num_slots))
         self.block_size = block_size
         self.tokens = SlotLists(num_slots=num_slots, width=max_model_len)
-        self.blocks = SlotLists(num_slots=num_slots, width=-(-max_model_len // block_size))
+        self._most_blocks = -(-max_model_len // block_size)
+        self.tables = (SlotLists(num_slots=num_slots, width=self._most_blocks),)
         self.num_prompt: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_computed: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_drafts: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_room: Int32s = np.zeros(num_slots, dtype=np.int32)
         self.num_planned: Int32s = np.zeros(num_slots, dtype=np.int32)
+
+    @property
+    def blocks(self) -> SlotLists:
+        """The first block table, which is the only one unless windows differ among layers."""
+        return self.tables[0]
+
+    def use_tables(self, count: int) -> None:
+        """Have so many block tables from here on; no request is live."""
+        assert not self._slot_by_handle, "live requests have the tables they came with"
+        self.tables = tuple(
+            SlotLists(num_slots=self.num_slots, width=self._most_blocks) for _ in range(count)
+        )
 
     @property
     def handles(self) -> tuple[int, ...]:
@@ -66,7 +80,8 @@ class RequestStates:
         slot = heapq.heappop(self._free_slots)
         self._slot_by_handle[request.handle] = slot
         self.tokens.replace(slot, request.token_ids)
-        self.blocks.replace(slot, request.block_ids[0])
+        for table, block_ids in zip(self.tables, request.block_ids, strict=True):
+            table.replace(slot, block_ids)
         self.num_prompt[slot] = request.num_prompt_tokens
         self.num_computed[slot] = request.num_computed_tokens
         self.num_drafts[slot] = self.num_room[slot] = 0
@@ -77,14 +92,15 @@ class RequestStates:
         """Forget a live request."""
         heapq.heappush(self._free_slots, self._slot_by_handle.pop(handle))
 
-    def extend(self, slots: Int64s, *, token_ids: Ragged, block_ids: Ragged) -> None:
-        """Append tokens and blocks, one row per slot.
+    def extend(self, slots: Int64s, *, token_ids: Ragged, block_ids: tuple[Ragged, ...]) -> None:
+        """Append tokens, and blocks to each table, one row per slot.
 
         Of the tokens that follow a sample those but the last are drafts that were right: they are
         computed.
         """
         self.tokens.extend(slots, token_ids)
-        self.blocks.extend(slots, block_ids)
+        for table, rows in zip(self.tables, block_ids, strict=True):
+            table.extend(slots, rows)
         self.num_computed[slots] += self.num_accepted(slots, token_ids.lengths)
 
     def num_accepted(self, slots: Int64s, num_tokens: Int64s) -> Int32s:
@@ -115,7 +131,8 @@ class RequestStates:
     def _grow(self) -> None:
         old, new = self.num_slots, 2 * self.num_slots
         self.tokens.grow(new)
-        self.blocks.grow(new)
+        for table in self.tables:
+            table.grow(new)
         added = np.zeros(new - old, np.int32)
         self.num_prompt = np.concatenate([self.num_prompt, added])
         self.num_computed = np.concatenate([self.num_computed, added])

@@ -23,13 +23,17 @@ _WARM_UP_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """The limits of a step: tokens, rows, tokens of a sequence, token slots of a block, drafts of a row."""
+    """The limits of a step: tokens, rows, tokens of a sequence, token slots of a block, drafts of a row.
+
+    num_tables: block tables of the model.
+    """
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
     block_size: int
     most_drafts: int = 0
+    num_tables: int = 1
 
     @property
     def num_drafts(self) -> int:
@@ -114,7 +118,8 @@ def _prefill(lengths: list[int], *, sizes: StepSizes, step: int = 1) -> Schedule
             token_ids=np.zeros(length, dtype=np.int32),
             num_prompt_tokens=length,
             sampling=_SAMPLING,
-            block_ids=(_null_blocks(length + 1 + sizes.num_drafts, sizes=sizes),),
+            block_ids=(_null_blocks(length + 1 + sizes.num_drafts, sizes=sizes),)
+            * sizes.num_tables,
             num_computed_tokens=0,
         )
         for handle, length in enumerate(lengths, start=1)
@@ -147,7 +152,7 @@ def _decode(lengths: list[int], *, sizes: StepSizes, step: int) -> SchedulerOutp
         cached_requests=CachedRequests(
             handles=_handles(lengths),
             num_computed_tokens=np.array(lengths, dtype=np.int32),
-            new_block_ids=(Ragged.from_rows([[]] * num_rows),),
+            new_block_ids=(Ragged.from_rows([[]] * num_rows),) * sizes.num_tables,
             new_token_ids=Ragged.from_rows([[0]] * num_rows),
             token_source_steps=np.zeros(num_rows, dtype=np.uint64),
             draft_token_ids=Ragged.from_rows([[0] * num_drafts] * num_rows) if num_drafts else None,

@@ -10,6 +10,7 @@ from common.state_digest import state_digest
 from common.step import Int64s
 from worker_service.attention.kv_cache import KVCache
 from worker_service.batch.request_states import RequestStates
+from worker_service.batch.slot_lists import SlotLists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ def _state_digest(states: RequestStates) -> bytes:
     """
     slots = [(handle, states.slot(handle)) for handle in states.handles]
     return state_digest(
-        (handle, (states.blocks.row(slot),), int(states.num_planned[slot]))
+        (handle, [table.row(slot) for table in states.tables], int(states.num_planned[slot]))
         for handle, slot in slots
     )
 
@@ -42,25 +43,34 @@ def _kv_digest(states: RequestStates, kv_cache: KVCache) -> bytes:
     """SHA-256 over keys, then values, of every computed token, layer after layer.
 
     Tokens count in the order of their requests' handles. Of a block only the token slots that hold
-    computed tokens count: the others are undefined.
+    computed tokens count, and of layers with a window of their own only those the next token sees:
+    the others are undefined.
     """
     digest = hashlib.sha256()
-    token_slots = torch.from_numpy(_token_slots(states))
-    for layer in range(kv_cache.num_layers):
+    groups = kv_cache.groups
+    token_slots = [
+        torch.from_numpy(_token_slots(states, blocks, window=window))
+        for blocks, window in zip(states.tables, groups.windows, strict=True)
+    ]
+    for layer, table in enumerate(groups.tables):
         for slots_KSD in kv_cache.slots(layer):
-            stored = slots_KSD[:, token_slots.to(slots_KSD.device)]
+            stored = slots_KSD[:, token_slots[table].to(slots_KSD.device)]
             digest.update(stored.contiguous().view(torch.uint8).cpu().numpy().data)
     return digest.digest()
 
 
-def _token_slots(states: RequestStates) -> Int64s:
-    """Cache slots of the computed tokens of all live requests, in the order of their handles."""
+def _token_slots(states: RequestStates, blocks: SlotLists, *, window: int) -> Int64s:
+    """Cache slots of all live requests' computed tokens in a block table, in the order of their handles.
+
+    window: only of the last ones, which the next token sees beside itself; 0: of all.
+    """
     parts = [np.empty(0, dtype=np.int64)]
     for handle in states.handles:
         slot = states.slot(handle)
+        num_computed = int(states.num_computed[slot])
+        first = max(0, num_computed - window + 1) if window else 0
         block_index, offset = np.divmod(
-            np.arange(states.num_computed[slot], dtype=np.int64), states.block_size
+            np.arange(first, num_computed, dtype=np.int64), states.block_size
         )
-        blocks = states.blocks.row(slot).astype(np.int64)
-        parts.append(blocks[block_index] * states.block_size + offset)
+        parts.append(blocks.row(slot).astype(np.int64)[block_index] * states.block_size + offset)
     return np.concatenate(parts)

@@ -15,7 +15,7 @@ from worker_service.runner.load_stage import load_stage
 from worker_service.sampling.sampling_states import SamplingStates
 
 DRAFT_GROUP = "draft"
-"""Kind of the KV cache group that shares the block table of the target's."""
+"""Kind of the KV cache group that stands in the target's blocks."""
 
 
 def load_draft_model(
@@ -43,7 +43,7 @@ def load_draft_model(
     whole = replace(
         request, rank=Rank(stage=0), layout=Layout(), first_layer=0, end_layer=spec.num_layers
     )
-    stage = load_stage(folder, whole, device=device)
+    stage = load_stage(folder, whole, device=device, has_one_table=True)
     return DraftModel(
         stage.model,
         parameter_bytes=stage.loaded.parameter_bytes,

@@ -8,6 +8,7 @@ import torch
 from common.config import NO_QUANTIZATION
 from common.errors import InvalidRequest, ModelError
 from common.worker_api import KVCacheSpec, LoadModel
+from worker_service.attention.layer_groups import LayerGroups
 from worker_service.kernels.native import (
     reclaim_torch_threads,
     relieve_torch_threads,
@@ -19,7 +20,7 @@ from worker_service.models.loading import LoadedModel, load_model, pack_weights
 from worker_service.models.model_spec import ModelSpec
 from worker_service.models.registry import load_spec
 from worker_service.parallel.groups import Ranks
-from worker_service.runner.memory import full_attention_spec
+from worker_service.runner.memory import kv_cache_spec
 
 _DTYPES = {
     "float32": torch.float32,
@@ -30,12 +31,16 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedStage:
-    """This rank's layers with their parameters, what was read, and the cache they need."""
+    """This rank's layers with their parameters, what was read, and the cache they need.
+
+    groups: which of the layers share a block table.
+    """
 
     spec: ModelSpec
     loaded: LoadedModel
     dtype: torch.dtype
     kv_cache_spec: KVCacheSpec
+    groups: LayerGroups
 
     @property
     def model(self) -> DecoderModel:
@@ -43,9 +48,12 @@ class LoadedStage:
         return self.loaded.model
 
 
-def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> LoadedStage:
+def load_stage(
+    folder: Path, request: LoadModel, *, device: torch.device, has_one_table: bool = False
+) -> LoadedStage:
     """Read the layers, and the model's ends where this stage has them.
 
+    has_one_table: windows or not, all layers have the same blocks, so that another model can too.
     Raises ModelError when the checkpoint is not what its configuration says, InvalidRequest for a
     layout this worker cannot be part of or a form of weights it cannot hold.
     """
@@ -86,12 +94,20 @@ def load_stage(folder: Path, request: LoadModel, *, device: torch.device) -> Loa
         loaded = pack_weights(loaded, packer, head=head)
     if loaded.model.native_layers is not None:
         relieve_torch_threads()
+    layers = range(request.first_layer, request.end_layer)
+    groups = LayerGroups.of_windows(
+        () if has_one_table else spec.windows,
+        layers,
+        num_layers=spec.num_layers,
+        max_model_len=request.max_model_len,
+    )
     return LoadedStage(
         spec=spec,
         loaded=loaded,
         dtype=dtype,
-        kv_cache_spec=full_attention_spec(
-            num_layers=request.end_layer - request.first_layer,
+        groups=groups,
+        kv_cache_spec=kv_cache_spec(
+            num_layers=groups.num_places,
             num_kv_heads=len(ranks.span(spec.num_kv_heads)),
             head_size=spec.head_size,
             block_size=request.block_size,

@@ -6,12 +6,17 @@ from common.errors import ConfigError
 from common.worker_api import KVCacheGroup, KVCacheSpec, MemoryBudget
 
 
-def full_attention_spec(
-    *, num_layers: int, num_kv_heads: int, head_size: int, block_size: int, dtype: torch.dtype
+def kv_cache_spec(
+    *,
+    num_layers: int,
+    num_kv_heads: int,
+    head_size: int,
+    block_size: int,
+    dtype: torch.dtype,
 ) -> KVCacheSpec:
-    """One group of layers that attend to every earlier token; a block holds keys and values of all.
+    """Blocks with keys and values of num_layers layers, those of one block table of this rank.
 
-    num_layers and num_kv_heads are those this rank holds.
+    num_kv_heads are those this rank holds.
     """
     elements = 2 * num_layers * num_kv_heads * head_size * block_size
     group = KVCacheGroup(

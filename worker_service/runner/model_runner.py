@@ -94,7 +94,13 @@ class ModelRunner:
     def load_model(self) -> LoadReport:
         """Read this stage's parameters, and those of what proposes drafts there."""
         started = self._clock.monotonic()
-        self._loaded = load_stage(self._folder, self._request, device=self._device)
+        self._loaded = load_stage(
+            self._folder,
+            self._request,
+            device=self._device,
+            has_one_table=self._request.speculation.draft_model is not None,
+        )
+        self._states.use_tables(len(self._loaded.groups.windows))
         self._backend = select_backend(
             self._attention_backend,
             device=self._device,
@@ -111,6 +117,7 @@ class ModelRunner:
             weights_digest=loaded.weights_digest,
             dtype=str(self._loaded.dtype).removeprefix("torch."),
             seconds=self._clock.monotonic() - started,
+            table_windows=self._loaded.groups.windows,
         )
 
     def profile_run(self, budget: MemoryBudget) -> MemoryReport:
@@ -136,7 +143,7 @@ class ModelRunner:
         )
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """What the KV cache of this stage is made of; drafts have the block table of the first group."""
+        """What the KV cache of this stage is made of; drafts stand in the blocks of the target."""
         spec = self._stage.kv_cache_spec
         return replace(spec, groups=(*spec.groups, *self._drafter.memory.kv_cache_groups))
 
@@ -147,6 +154,7 @@ class ModelRunner:
             num_blocks=num_blocks,
             device=self._device,
             dtype=self._stage.dtype,
+            groups=self._stage.groups,
         )
         self._num_blocks = num_blocks
         return self._kv_cache.num_bytes + self._drafter.initialize_kv_cache(num_blocks)
@@ -277,7 +285,7 @@ class ModelRunner:
     def _attend(self, batch: InputBatch) -> Attend:
         metadata = build_attention_metadata(batch, block_size=self._request.block_size)
         assert self._backend is not None, "load_model comes first"
-        return Attend(self._backend, self._cache, metadata)
+        return Attend(self._backend, self._cache, *metadata)
 
     def _rehearse(self, outputs: Iterable[SchedulerOutput]) -> None:
         """Run made-up steps as if a coordinator had sent them."""
@@ -303,6 +311,7 @@ class ModelRunner:
             max_model_len=request.max_model_len,
             block_size=request.block_size,
             most_drafts=request.speculation.most_drafts,
+            num_tables=len(self._states.tables),
         )
 
     @property

@@ -37,8 +37,9 @@ def update_states(
         new_slots.append(slot)
     cached = output.cached_requests
     cached_slots = states.slots(cached.handles)
-    states.extend(cached_slots, token_ids=new_token_ids, block_ids=cached.new_block_ids[0])
-    states.put_drafts(cached_slots, drafts)
+    if len(cached_slots):
+        states.extend(cached_slots, token_ids=new_token_ids, block_ids=cached.new_block_ids)
+        states.put_drafts(cached_slots, drafts)
     num_drafts = drafts.lengths.astype(np.int32)
     num_planned = output.num_scheduled_tokens
     num_scheduled = num_planned.copy()

@@ -36,6 +36,7 @@ class StepLimits:
 class _Rows:
     """Per row int64 [R]: tokens known, computed before the step, drafts, blocks, tokens to compute.
 
+    Blocks are those of the shortest and of the longest of its block tables.
     A row that is fed counts as if every draft of its source were right, as its plan does.
     """
 
@@ -44,6 +45,7 @@ class _Rows:
     computed: NDArray[np.int64]
     num_drafts: NDArray[np.int64]
     num_blocks: NDArray[np.int64]
+    most_blocks: NDArray[np.int64]
     scheduled: NDArray[np.int64]
 
     def require(self, is_right_R: NDArray[np.bool_], complaint: Callable[[int], str]) -> None:
@@ -57,13 +59,14 @@ def validate_step(
     output: SchedulerOutput, *, states: RequestStates, feedback: TokenFeedback, limits: StepLimits
 ) -> None:
     """Raise InvalidStep, naming row and field, unless the step can be applied to the states."""
-    _check_columns(output)
+    num_tables = len(states.tables)
+    _check_columns(output, num_tables=num_tables)
     _check_sizes(output, limits)
     _check_handles(output, states)
     _check_sources(output, states, feedback)
     _check_drafts(output, limits)
     for row, request in enumerate(output.new_requests):
-        _check_new_request(row, request, limits)
+        _check_new_request(row, request, limits, num_tables=num_tables)
     _check_new_values(output, limits)
     rows = _gather_rows(output, states, limits)
     _check_tracked(rows, output, states)
@@ -74,19 +77,21 @@ def _place(row: int, handle: int) -> str:
     return f"row {row} (handle {handle})"
 
 
-def _check_columns(output: SchedulerOutput) -> None:
+def _check_columns(output: SchedulerOutput, *, num_tables: int) -> None:
     cached = output.cached_requests
     num_cached = len(cached.handles)
-    if len(cached.new_block_ids) != 1:
+    if num_cached and len(cached.new_block_ids) != num_tables:
         raise InvalidStep(
-            f"new_block_ids has {len(cached.new_block_ids)} groups, this stage's KV cache has 1"
+            f"new_block_ids has {len(cached.new_block_ids)} groups, this stage's KV cache has "
+            f"{num_tables}"
         )
     lengths = {
         "num_computed_tokens": len(cached.num_computed_tokens),
-        "new_block_ids": cached.new_block_ids[0].num_rows,
         "new_token_ids": cached.new_token_ids.num_rows,
         "token_source_steps": len(cached.token_source_steps),
     }
+    for index, group in enumerate(cached.new_block_ids):
+        lengths[f"new_block_ids[{index}]"] = group.num_rows
     if cached.draft_token_ids is not None:
         lengths["draft_token_ids"] = cached.draft_token_ids.num_rows
     for field, length in lengths.items():
@@ -196,11 +201,14 @@ def _sent_drafts(output: SchedulerOutput) -> NDArray[np.int64]:
     return drafts.lengths
 
 
-def _check_new_request(row: int, request: NewRequest, limits: StepLimits) -> None:
+def _check_new_request(
+    row: int, request: NewRequest, limits: StepLimits, *, num_tables: int
+) -> None:
     place = _place(row, request.handle)
-    if len(request.block_ids) != 1:
+    if len(request.block_ids) != num_tables:
         raise InvalidStep(
-            f"{place}: block_ids has {len(request.block_ids)} groups, this stage's KV cache has 1"
+            f"{place}: block_ids has {len(request.block_ids)} groups, this stage's KV cache has "
+            f"{num_tables}"
         )
     if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
         raise InvalidStep(
@@ -213,7 +221,8 @@ def _check_new_request(row: int, request: NewRequest, limits: StepLimits) -> Non
             f"of {len(request.token_ids)} token_ids"
         )
     _check_range(request.token_ids, limit=limits.vocab_size, field=f"{place}: token_ids")
-    _check_range(request.block_ids[0], limit=limits.num_blocks, field=f"{place}: block_ids")
+    for block_ids in request.block_ids:
+        _check_range(block_ids, limit=limits.num_blocks, field=f"{place}: block_ids")
     check_sampling(request.sampling, place=place, vocab_size=limits.vocab_size)
 
 
@@ -233,7 +242,8 @@ def _check_new_values(output: SchedulerOutput, limits: StepLimits) -> None:
                 place = _place(len(output.new_requests) + index, handle)
                 _check_range(ragged.row(index), limit=limit, field=f"{place}: {field}")
 
-    check(cached.new_block_ids[0], limit=limits.num_blocks, field="new_block_ids")
+    for group in cached.new_block_ids:
+        check(group, limit=limits.num_blocks, field="new_block_ids")
     check(cached.new_token_ids, limit=limits.vocab_size, field="new_token_ids")
     if cached.draft_token_ids is not None:
         check(cached.draft_token_ids, limit=limits.vocab_size, field="draft_token_ids")
@@ -245,7 +255,7 @@ def _gather_rows(output: SchedulerOutput, states: RequestStates, limits: StepLim
     slots = states.slots(cached.handles)
     is_fed = cached.token_source_steps > 0
     added_tokens = cached.new_token_ids.lengths
-    added_blocks = cached.new_block_ids[0].lengths
+    num_blocks = _num_blocks(output, states)
     planned = states.num_computed[slots].astype(np.int64) + states.num_room[slots]
     computed = states.num_computed[slots] + states.num_accepted(slots, added_tokens)
     num_scheduled = output.num_scheduled_tokens.astype(np.int64)
@@ -265,11 +275,28 @@ def _gather_rows(output: SchedulerOutput, states: RequestStates, limits: StepLim
             np.where(is_fed, planned, computed),
         ),
         num_drafts=column([0 for _ in new], np.where(is_fed, num_fed, _sent_drafts(output))),
-        num_blocks=column(
-            [len(request.block_ids[0]) for request in new],
-            states.blocks.lengths[slots].astype(np.int64) + added_blocks,
-        ),
+        num_blocks=num_blocks.min(axis=0),
+        most_blocks=num_blocks.max(axis=0),
         scheduled=num_scheduled,
+    )
+
+
+def _num_blocks(output: SchedulerOutput, states: RequestStates) -> NDArray[np.int64]:
+    """Blocks of every row in each block table after the step's additions; [tables, R]."""
+    cached = output.cached_requests
+    slots = states.slots(cached.handles)
+    of_new = [[len(ids) for ids in request.block_ids] for request in output.new_requests]
+    of_cached = [
+        table.lengths[slots].astype(np.int64) + group.lengths
+        for table, group in zip(states.tables, cached.new_block_ids, strict=False)
+        if len(slots)
+    ]
+    return np.concatenate(
+        [
+            np.array(of_new, dtype=np.int64).reshape(-1, len(states.tables)).T,
+            np.array(of_cached, dtype=np.int64).reshape(len(states.tables), -1),
+        ],
+        axis=1,
     )
 
 
@@ -311,8 +338,8 @@ def _check_progress(rows: _Rows, *, limits: StepLimits, block_size: int) -> None
     )
     most_blocks = -(-limits.max_model_len // block_size)
     rows.require(
-        rows.num_blocks <= most_blocks,
+        rows.most_blocks <= most_blocks,
         lambda row: (
-            f"block_ids are {rows.num_blocks[row]} blocks, a sequence has at most {most_blocks}"
+            f"block_ids are {rows.most_blocks[row]} blocks, a sequence has at most {most_blocks}"
         ),
     )

@@ -175,20 +175,22 @@ class Speculation(_message.Message):
     def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., prompt_lookup_min: _Optional[int] = ..., prompt_lookup_max: _Optional[int] = ..., draft_model: _Optional[str] = ...) -> None: ...
 
 class LoadModelResponse(_message.Message):
-    __slots__ = ("parameter_bytes", "bytes_read", "tensors_read", "weights_digest", "dtype", "seconds")
+    __slots__ = ("parameter_bytes", "bytes_read", "tensors_read", "weights_digest", "dtype", "seconds", "table_windows")
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     TENSORS_READ_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     parameter_bytes: int
     bytes_read: int
     tensors_read: int
     weights_digest: str
     dtype: str
     seconds: float
-    def __init__(self, parameter_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., tensors_read: _Optional[int] = ..., weights_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    table_windows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, parameter_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., tensors_read: _Optional[int] = ..., weights_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., seconds: _Optional[float] = ..., table_windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DetermineAvailableMemoryRequest(_message.Message):
     __slots__ = ("authority", "kv_cache_bytes", "gpu_memory_utilization")

@@ -5,11 +5,10 @@ import pytest
 from common.config import CacheConfig
 from common.errors import ConfigError
 from common.worker_api import KVCacheGroup, KVCacheSpec, MemoryReport
-from coordinator.executors.cache_size import (
-    CacheRoom,
-    blocks_for_one_sequence,
-    num_kv_cache_blocks,
-)
+from coordinator.executors.cache_size import CacheRoom, num_kv_cache_blocks
+from coordinator.kv.cache_groups import BlockNeeds
+
+NEEDS = BlockNeeds(block_size=4)
 
 
 def room(name: str, *, kv_cache_bytes: int, bytes_per_block: int) -> CacheRoom:
@@ -33,7 +32,7 @@ ROOMS = [
 def size(*, max_model_len: int, num_blocks: int | None = None) -> int:
     """Blocks of the two ranks above, which hold 100 and 58."""
     config = CacheConfig(block_size=4, num_blocks=num_blocks)
-    return num_kv_cache_blocks(ROOMS, config, max_model_len=max_model_len)
+    return num_kv_cache_blocks(ROOMS, config, NEEDS, max_model_len=max_model_len)
 
 
 def test_the_tightest_rank_decides():
@@ -45,12 +44,6 @@ def test_flag_is_a_cap():
     """--num-blocks lowers the number and never raises it over what fits."""
     assert size(max_model_len=100, num_blocks=20) == 20
     assert size(max_model_len=100, num_blocks=80) == 58
-
-
-def test_one_sequence_needs_its_blocks_and_the_null_block():
-    """A last block that is only partly filled counts in full."""
-    assert blocks_for_one_sequence(8, 4) == 3
-    assert blocks_for_one_sequence(9, 4) == 4
 
 
 def test_longest_sequence_that_just_fits_is_accepted():
@@ -72,7 +65,7 @@ def test_no_length_is_proposed_where_none_would_do():
     """Who has room for no sequence at all is told the bytes it takes and not to ask for 0 tokens."""
     tiny = room("stage 0", kv_cache_bytes=15, bytes_per_block=10)
     with pytest.raises(ConfigError) as refused:
-        num_kv_cache_blocks([tiny], CacheConfig(block_size=4), max_model_len=100)
+        num_kv_cache_blocks([tiny], CacheConfig(block_size=4), NEEDS, max_model_len=100)
     assert str(refused.value).endswith(
         "(--kv-cache-bytes on a CPU, --gpu-memory-utilization on a GPU)"
     )

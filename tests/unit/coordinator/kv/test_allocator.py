@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from common.errors import CacheFull
-from coordinator.kv.allocator import KVAllocator, SequenceBlocks
+from coordinator.kv.allocator import KVAllocator, OneTableAllocator, SequenceBlocks
 from coordinator.kv.block_pool import BlockPool
 from coordinator.kv.prefix_cache import PrefixCache
 
@@ -13,7 +13,7 @@ from coordinator.kv.prefix_cache import PrefixCache
 @pytest.fixture
 def allocator() -> KVAllocator:
     """Five usable blocks of four tokens."""
-    return KVAllocator(BlockPool(6), block_size=4, prefixes=PrefixCache(block_size=4))
+    return OneTableAllocator(BlockPool(6), block_size=4, prefixes=PrefixCache(block_size=4))
 
 
 def _tokens(count: int, *, first: int = 0) -> "array[int]":

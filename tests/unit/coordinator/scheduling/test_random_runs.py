@@ -34,13 +34,19 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The sizes of a run."""
+    """The sizes of a run; each block table has blocks_of_table of the blocks."""
 
     num_stages: int
     config: ScheduleConfig
-    num_blocks: int
+    blocks_of_table: int
+    table_windows: tuple[int, ...] = (0,)
     has_prefix_cache: bool = True
     most_drafts: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks, the null block included."""
+        return self.blocks_of_table * len(self.table_windows)
 
 
 PROMPT_STEM = tuple(range(4, 16))
@@ -80,7 +86,8 @@ run_settings = st.builds(
         max_prefill_chunk=st.none() | st.integers(1, 5),
         admission_watermark=st.sampled_from([0.0, 0.3]),
     ),
-    num_blocks=st.integers(6, 16),
+    blocks_of_table=st.integers(6, 16),
+    table_windows=st.sampled_from([(0,), (0,), (0, 4), (3,), (0, 3, 5)]),
     has_prefix_cache=st.booleans(),
     most_drafts=st.sampled_from([0, 0, 1, 3, 5]),
 )
@@ -99,6 +106,7 @@ class Run:
             vocab_size=VOCAB_SIZE,
             has_prefix_cache=sizes.has_prefix_cache,
             most_drafts=sizes.most_drafts,
+            table_windows=sizes.table_windows,
         )
         self._requests = requests
         self.accepted: dict[int, Arrival] = {}
@@ -196,7 +204,7 @@ def test_random_runs_do_accept_and_reject():
         for i in range(4)
     ]
     config = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=16)
-    run = Run(Settings(num_stages=2, config=config, num_blocks=60, most_drafts=3), requests)
+    run = Run(Settings(num_stages=2, config=config, blocks_of_table=60, most_drafts=3), requests)
     run.play([1])
     counters = run.replica.scheduler.counters
     assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
@@ -210,7 +218,7 @@ def test_random_runs_do_preempt():
         for i in range(4)
     ]
     config = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=16)
-    run = Run(Settings(num_stages=2, config=config, num_blocks=14), requests)
+    run = Run(Settings(num_stages=2, config=config, blocks_of_table=14), requests)
     run.play([1])
     assert run.replica.scheduler.counters.num_preemptions > 0
     assert run.replica.num_preempted_handles == run.replica.scheduler.counters.num_preemptions
@@ -223,8 +231,24 @@ def test_random_runs_do_share_and_evict():
         for turn in (0, 5, 6, 6)
     ]
     config = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=16)
-    run = Run(Settings(num_stages=2, config=config, num_blocks=14), requests)
+    run = Run(Settings(num_stages=2, config=config, blocks_of_table=14), requests)
     run.play([1])
     counters = run.replica.scheduler.counters
     assert counters.num_cached_tokens > 0
     assert counters.num_preemptions > 0
+
+
+def test_random_runs_do_share_and_evict_windows():
+    """The same where some layers have windows: blocks are given back early, and found again."""
+    requests = [
+        Arrival(turn=turn, prompt=PROMPT_STEM[:8], max_tokens=12, ignore_eos=True, abort_after=None)
+        for turn in (0, 5, 6, 6)
+    ]
+    config = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=2)
+    sizes = Settings(num_stages=2, config=config, blocks_of_table=12, table_windows=(0, 3))
+    run = Run(sizes, requests)
+    run.play([1])
+    counters = run.replica.scheduler.counters
+    assert counters.num_cached_tokens > 0
+    assert counters.num_preemptions > 0
+    assert run.replica.scheduler.num_free_blocks == sizes.num_blocks - 1

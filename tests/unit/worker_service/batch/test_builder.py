@@ -47,7 +47,7 @@ def test_tokens_positions_and_slots_follow_the_block_table():
     batch = make_batch([(12, 3, [5, 2, 7], 6), (6, 5, [1, 9], 1)])
     assert batch.token_ids.tolist() == [3, 4, 5, 6, 7, 8, 105]
     assert batch.positions.tolist() == [3, 4, 5, 6, 7, 8, 5]
-    assert batch.slot_mapping.tolist() == [23, 8, 9, 10, 11, 28, 37]
+    assert batch.slot_mappings[0].tolist() == [23, 8, 9, 10, 11, 28, 37]
     assert batch.query_offsets.tolist() == [0, 6, 7]
     assert batch.seq_lens.tolist() == [9, 6]
 
@@ -55,7 +55,7 @@ def test_tokens_positions_and_slots_follow_the_block_table():
 def test_block_table_is_padded_with_the_null_block():
     """Rows with fewer blocks end in block 0, also where a former owner of the slot had more."""
     batch = make_batch([(2, 0, [4], 2), (9, 8, [5, 6, 7], 1)])
-    assert batch.block_table.tolist() == [[4, 0, 0], [5, 6, 7]]
+    assert batch.block_tables[0].tolist() == [[4, 0, 0], [5, 6, 7]]
 
 
 def test_only_rows_that_compute_their_last_token_sample():
@@ -68,7 +68,7 @@ def test_only_rows_that_compute_their_last_token_sample():
 def test_index_arrays_have_the_types_the_backends_expect():
     """int64 for ids, positions, slots and logits indices; int32 for lengths and tables."""
     batch = make_batch([(2, 0, [4], 2)])
-    int64s = (batch.token_ids, batch.positions, batch.slot_mapping, batch.logits_indices)
-    int32s = (batch.query_offsets, batch.seq_lens, batch.block_table)
+    int64s = (batch.token_ids, batch.positions, batch.slot_mappings[0], batch.logits_indices)
+    int32s = (batch.query_offsets, batch.seq_lens, batch.block_tables[0])
     assert {tensor.dtype for tensor in int64s} == {torch.int64}
     assert {tensor.dtype for tensor in int32s} == {torch.int32}

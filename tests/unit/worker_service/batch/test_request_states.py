@@ -50,7 +50,7 @@ def test_extend_and_advance_touch_only_the_given_slots():
     states.add(new_request(1))
     states.add(new_request(2))
     slots = states.slots(np.array([2], np.uint64))
-    states.extend(slots, token_ids=Ragged.from_rows([[9]]), block_ids=Ragged.from_rows([[5]]))
+    states.extend(slots, token_ids=Ragged.from_rows([[9]]), block_ids=(Ragged.from_rows([[5]]),))
     states.advance(slots, np.array([4], np.int32))
     assert states.tokens.row(states.slot(2)).tolist() == [0, 1, 2, 9]
     assert states.blocks.row(states.slot(2)).tolist() == [2, 5]

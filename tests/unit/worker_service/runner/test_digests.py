@@ -9,11 +9,9 @@ from common.step import NewRequest
 from worker_service.attention.kv_cache import KVCache
 from worker_service.batch.request_states import RequestStates
 from worker_service.runner.digests import digest_state
-from worker_service.runner.memory import full_attention_spec
+from worker_service.runner.memory import kv_cache_spec
 
-SPEC = full_attention_spec(
-    num_layers=2, num_kv_heads=2, head_size=4, block_size=4, dtype=torch.bfloat16
-)
+SPEC = kv_cache_spec(num_layers=2, num_kv_heads=2, head_size=4, block_size=4, dtype=torch.bfloat16)
 
 
 def make_cache() -> KVCache:

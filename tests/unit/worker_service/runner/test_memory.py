@@ -5,13 +5,13 @@ import torch
 
 from common.errors import ConfigError
 from common.worker_api import MemoryBudget
-from worker_service.runner.memory import full_attention_spec, kv_cache_bytes
+from worker_service.runner.memory import kv_cache_bytes, kv_cache_spec
 from worker_service.runner.memory_meter import memory_meter
 
 
 def test_a_block_holds_keys_and_values_of_all_layers():
     """2 x layers x heads x head size x block size x bytes per element."""
-    spec = full_attention_spec(
+    spec = kv_cache_spec(
         num_layers=30, num_kv_heads=3, head_size=64, block_size=16, dtype=torch.bfloat16
     )
     assert spec.bytes_per_block == 2 * 30 * 3 * 64 * 16 * 2
