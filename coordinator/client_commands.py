@@ -3,18 +3,23 @@
 They import their clients when they run, since a probe must not pay for anything but a probe.
 """
 
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.errors import DeadlineExceeded, Unavailable, WorkerLost
+from common.errors import DeadlineExceeded, ServiceError, Unavailable, WorkerLost
 
 if TYPE_CHECKING:
-    from coordinator.engine.generation import ChatTurn
+    from types import FrameType
+
+    from coordinator.engine.generation import ChatTurn, TextDelta
     from coordinator.probe import Probe
 
 ADDRESS = "127.0.0.1:50050"
@@ -135,12 +140,53 @@ def chat(*, address: str, system: str | None, **options: Any) -> None:
             (served, *_) = client.list_models()
         if is_terminal:
             click.echo(f"{served.name} listens; /help lists commands, /quit leaves")
+
+        def ask(turns: "tuple[ChatTurn, ...]") -> "Generator[TextDelta]":
+            request_id = uuid.uuid4().hex
+            deltas = client.generate(turns, request_id=request_id, **given)
+            return _stoppable(deltas, stop=lambda: client.abort(request_id))
+
         ChatSession(
-            ask=lambda turns: client.generate(turns, **given),
+            ask=ask,
             read_line=_typed_line if is_terminal else _piped_line,
             write=_write,
             system=system,
         ).run()
+
+
+def _stoppable(
+    deltas: "Generator[TextDelta]", *, stop: Callable[[], None]
+) -> "Generator[TextDelta]":
+    """The deltas; Ctrl-C stops the answer and raises KeyboardInterrupt once no library code runs.
+
+    Raised within gRPC it may leave a lock taken, and every later call waits for that. A second Ctrl-C
+    is not held back.
+    """
+    is_stopped = threading.Event()
+
+    def note(number: int, frame: "FrameType | None") -> None:
+        if is_stopped.is_set():
+            signal.default_int_handler(number, frame)
+        is_stopped.set()
+        threading.Thread(target=_try, args=(stop,), daemon=True).start()
+
+    former = signal.signal(signal.SIGINT, note)
+    try:
+        with closing(deltas):
+            for delta in deltas:
+                if is_stopped.is_set():
+                    break
+                yield delta
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if is_stopped.is_set():
+        raise KeyboardInterrupt
+
+
+def _try(call: Callable[[], None]) -> None:
+    """Call for an effect that may have come about already."""
+    with suppress(ServiceError):
+        call()
 
 
 @click.command()
