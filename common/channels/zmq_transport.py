@@ -1,7 +1,8 @@
-"""The transport thread: it alone touches the ZMQ sockets of a process.
+"""The ZMQ sockets of a process, and the thread that receives, opens and closes.
 
-One PULL socket receives from all peers; each link owns a PUSH socket to one peer. Other threads
-hand messages and commands over and return. Knows nothing of steps, tensors or generations.
+One PULL socket receives from all peers; each link owns a PUSH socket to one peer. Who sends does so
+itself where the socket takes the message at once, as a change of threads costs more than the call;
+what it does not take waits for the thread. Knows nothing of steps, tensors or generations.
 """
 
 import socket
@@ -38,12 +39,14 @@ def resolve(host: str, port: int) -> tuple[str, bool]:
 class Link:
     """The way to one peer: what waits to be sent, and the socket once the thread has opened it.
 
-    The socket takes at most `capacity` messages that the peer has not; all others wait here.
+    The socket takes at most `capacity` messages that the peer has not; all others wait here. Whoever
+    holds `lock` may use the socket; the thread polls it only while messages wait.
     """
 
     def __init__(self, host: str, port: int, *, capacity: int) -> None:
         self.target, self.is_ipv6 = resolve(host, port)
         self.capacity = capacity
+        self.lock = threading.Lock()
         self.waiting: deque[Parts] = deque()
         self.is_closed = False
         self.socket: zmq.Socket[bytes] | None = None
@@ -120,8 +123,13 @@ class ZmqTransport:
             opened.result()
 
     def send(self, link: Link, parts: Parts) -> None:
-        """Queue a message behind those waiting; its buffers are never copied here."""
-        link.waiting.append(parts)
+        """Send a message, or queue it behind those waiting; its buffers are never copied here."""
+        with link.lock:
+            link.waiting.append(parts)
+            # The first of several that wait has told the thread, and so does who opens the link.
+            is_told = link.socket is None or len(link.waiting) > 1
+            if is_told or _drain(link):
+                return
         self._post(lambda: self._flush(link))
 
     def close_links(self, links: Sequence[Link]) -> None:
@@ -191,8 +199,9 @@ class ZmqTransport:
             push = self._connect(link)
         except zmq.ZMQError as error:
             raise Unavailable(f"no tensor link to {link.target}: {error.strerror}") from error
-        link.socket = push
         self._links[push] = link
+        with link.lock:
+            link.socket = push
         self._flush(link)
 
     def _connect(self, link: Link) -> "zmq.Socket[bytes]":
@@ -211,23 +220,19 @@ class ZmqTransport:
         return push
 
     def _flush(self, link: Link) -> None:
-        if link.socket is None:
-            return
-        try:
-            while link.waiting:
-                # pyzmq keeps each buffer alive until libzmq has let go of it.
-                link.socket.send_multipart(link.waiting[0], zmq.NOBLOCK, copy=False)
-                link.waiting.popleft()
-        except zmq.Again:
-            self._poller.register(link.socket, zmq.POLLOUT)
-        else:
-            if link.socket in self._poller:
+        with link.lock:
+            if link.socket is None:
+                return
+            if not _drain(link):
+                self._poller.register(link.socket, zmq.POLLOUT)
+            elif link.socket in self._poller:
                 self._poller.unregister(link.socket)
 
     def _close_links(self, links: Sequence[Link]) -> None:
         for link in links:
-            link.waiting.clear()
-            push, link.socket = link.socket, None
+            with link.lock:
+                link.waiting.clear()
+                push, link.socket = link.socket, None
             if push is not None:
                 del self._links[push]
                 if push in self._poller:
@@ -246,3 +251,16 @@ class ZmqTransport:
         self._close_links(list(self._links.values()))
         self._pull.close()
         self._woken.close()
+
+
+def _drain(link: Link) -> bool:
+    """Send what waits, as far as the socket takes it, and say whether it took all; the lock is held."""
+    assert link.socket is not None
+    try:
+        while link.waiting:
+            # pyzmq keeps each buffer alive until libzmq has let go of it.
+            link.socket.send_multipart(link.waiting[0], zmq.NOBLOCK, copy=False)
+            link.waiting.popleft()
+    except zmq.Again:
+        return False
+    return True
