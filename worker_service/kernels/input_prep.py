@@ -92,9 +92,15 @@ def gather_inputs_reference(
 ) -> None:
     """The formula in torch."""
     query_lens_R = query_offsets.diff().to(torch.int64)
-    rows_T = torch.repeat_interleave(torch.arange(len(slots_R)), query_lens_R)
+    rows_T = torch.repeat_interleave(
+        torch.arange(len(slots_R), device=slots_R.device), query_lens_R
+    )
     num_tokens = len(rows_T)
-    positions_T = torch.arange(num_tokens) - query_offsets[rows_T] + num_computed_R[rows_T]
+    positions_T = (
+        torch.arange(num_tokens, device=rows_T.device)
+        - query_offsets[rows_T]
+        + num_computed_R[rows_T]
+    )
     slots_T = slots_R[rows_T]
     out.token_ids.zero_()[:num_tokens] = tokens_QW[slots_T, positions_T].to(torch.int64)
     out.positions.zero_()[:num_tokens] = positions_T

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,3 +54,17 @@ def test_waiting_threads_sleep_soon() -> None:
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
     )
     assert asked.stdout.strip() == "1000"
+
+
+@pytest.mark.parametrize(("capability", "has_bfloat16"), [((7, 5), False), ((9, 0), True)])
+def test_gpu_says_what_it_has(monkeypatch, capability, has_bfloat16) -> None:
+    """Memory and types as the driver names them; bfloat16 is computed from capability 8.0 on."""
+    properties = SimpleNamespace(total_memory=1 << 34, major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    device = find_device("cuda:1")
+    assert device.name == "cuda:1"
+    assert device.memory_bytes == 1 << 34
+    assert ("bfloat16" in device.dtypes) == has_bfloat16
+    with pytest.raises(ConfigError, match="torch sees 2 CUDA devices"):
+        find_device("cuda:2")

@@ -6,7 +6,7 @@ import torch
 from common.errors import ConfigError
 from common.worker_api import MemoryBudget
 from worker_service.runner.memory import kv_cache_bytes, kv_cache_spec
-from worker_service.runner.memory_meter import memory_meter
+from worker_service.runner.memory_meter import AllocatorMeter, memory_meter
 
 
 def test_a_block_holds_keys_and_values_of_all_layers():
@@ -55,3 +55,29 @@ def test_the_meter_counts_what_lives_at_once():
         third = before + 2
         assert meter.peak_bytes == 8000
         del third
+
+
+class ScriptedAllocator:
+    """What the meter asks of `torch.cuda`, and in which order; bytes are set by the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.allocated, self.peak = 0, 0
+        for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: self.calls.append(name))
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: self.allocated)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: self.peak)
+
+
+def test_the_meter_of_a_gpu_asks_its_allocator(monkeypatch):
+    """The peak counts from the entry, work that is queued included; spare memory is given back."""
+    allocator = ScriptedAllocator(monkeypatch)
+    allocator.allocated = 700
+    meter = memory_meter(torch.device("cuda:0"))
+    assert isinstance(meter, AllocatorMeter)
+    with meter:
+        assert allocator.calls == ["synchronize", "reset_peak_memory_stats"]
+        allocator.peak = 1000
+        assert meter.peak_bytes == 300
+        assert allocator.calls[-1] == "synchronize"
+    assert allocator.calls[-1] == "empty_cache"
