@@ -18,6 +18,7 @@ QUANTIZATIONS = (NO_QUANTIZATION, "int8", "int4")
 
 
 ATTENTION_BACKENDS = ("auto", "triton", "cpu", "torch")
+CUDAGRAPH_MODES = ("auto", "none", "piecewise", "full")
 """Who computes attention on a worker; "auto" is the first of the others that fits."""
 
 LOG_FORMATS = ("auto", "json", "text")
@@ -231,12 +232,16 @@ class ClusterConfig:
     attention_backend: str = setting(
         "auto", "auto, triton, cpu or torch, for workers that are started here"
     )
+    cudagraph_mode: str = setting(
+        "auto", "auto, none, piecewise or full, for workers that are started here"
+    )
 
     def __post_init__(self) -> None:
         if self.executor is not None:
             _one_of("executor", self.executor, ("uniproc", "local", "remote", "ray"))
         _at_least(1, pp=self.pp, threads=self.threads)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _one_of("cudagraph_mode", self.cudagraph_mode, CUDAGRAPH_MODES)
         for address in self.workers:
             split_address("workers", address)
         if self.executor == "remote" and not self.workers:
@@ -345,6 +350,14 @@ class WorkerConfig:
     attention_backend: str = setting(
         "auto", "auto, triton, cpu or torch; auto is the first of them that fits device and model"
     )
+    cudagraph_mode: str = setting(
+        "auto",
+        "auto, none, piecewise or full: how much of a step a captured graph replays; auto is the most "
+        "that device, model and attention backend allow",
+    )
+    cudagraph_capture_sizes: tuple[str, ...] = setting(
+        (), "tokens of the shapes that graphs are captured for, as 1,2,4,8 (default: up to 512)"
+    )
     model: str | None = setting(None, "folder or name to load instead of the coordinator's")
     allow_plaintext: bool = setting(
         default=False, help_text="listen beyond loopback although nothing is encrypted"
@@ -377,6 +390,13 @@ class WorkerConfig:
         )
         _at_least(1, threads=self.threads)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _one_of("cudagraph_mode", self.cudagraph_mode, CUDAGRAPH_MODES)
+        sizes = self.cudagraph_capture_sizes
+        if not all(size.isdecimal() and int(size) for size in sizes):
+            raise ConfigError(
+                f"--cudagraph-capture-sizes must be positive integers such as 1,2,4, not "
+                f"{','.join(sizes)!r}"
+            )
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
         if not self.hang_exit >= 0:
