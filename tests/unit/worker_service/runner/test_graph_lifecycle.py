@@ -9,7 +9,7 @@ import torch
 from common.errors import ConfigError
 from common.worker_api import MemoryBudget
 from tests.fakes.static_backend import StaticBackend
-from tests.fakes.step_driver import StepDriver, make_runner
+from tests.fakes.step_driver import NoInputs, StepDriver, make_runner
 from tests.fakes.tape_recorder import Tape, TapeRecorder, without_native_kernels
 from tests.fakes.tiny_checkpoint import write_tiny_llama
 from worker_service.attention.torch_backend import TorchBackend
@@ -138,6 +138,19 @@ def test_stages_replay_theirs(folder: Path, monkeypatch: pytest.MonkeyPatch, mod
     tokens, modes = answer(stages)
     assert tokens == eager
     assert "none" not in modes
+
+
+def test_what_leaves_a_stage_stays_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The next stage may still read it when the next step has run here."""
+    first, _ = graph_runner(folder, monkeypatch, mode="piecewise", stage=0, num_stages=2)
+    driver = StepDriver([first])
+    driver.add(2, PROMPTS[2])
+    sent: list[torch.Tensor] = []
+    for count in (4, 1):
+        result = first.execute_model(driver.plan({2: count}), NoInputs())
+        assert isinstance(result, dict)
+        sent += [result["hidden_states"], result["hidden_states"].clone()]
+    assert torch.equal(sent[0], sent[1])
 
 
 @pytest.mark.parametrize("mode", ["piecewise", "full"])
