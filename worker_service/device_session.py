@@ -18,6 +18,7 @@ from common.channels.channel import TensorChannels
 from common.clock import Clock
 from common.config import WorkerConfig
 from common.config_loader import cache_folder
+from common.cudagraphs import parse_capture_sizes
 from common.errors import Fenced
 from common.logs import bind_log_context, get_logger
 from common.model_folder import resolve_model
@@ -179,7 +180,7 @@ class DeviceSession:
                 custom_processors=self._custom_processors,
                 attention_backend=self._config.attention_backend,
                 cudagraph_mode=self._config.cudagraph_mode,
-                capture_sizes=tuple(map(int, self._config.cudagraph_capture_sizes)),
+                capture_sizes=parse_capture_sizes(self._config.cudagraph_capture_sizes),
             )
             report = runner.load_model()
             self._num_loads += 1
