@@ -7,6 +7,7 @@ A slice is passed to the one part that uses it; derived values are properties. T
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from common.cudagraphs import CUDAGRAPH_MODES, MODE_HELP, SIZES_HELP, parse_capture_sizes
 from common.errors import ConfigError
 from common.plaintext import check_plaintext
 from common.setting import setting
@@ -231,12 +232,14 @@ class ClusterConfig:
     attention_backend: str = setting(
         "auto", "auto, triton, cpu or torch, for workers that are started here"
     )
+    cudagraph_mode: str = setting("auto", f"for workers that are started here: {MODE_HELP}")
 
     def __post_init__(self) -> None:
         if self.executor is not None:
             _one_of("executor", self.executor, ("uniproc", "local", "remote", "ray"))
         _at_least(1, pp=self.pp, threads=self.threads)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _one_of("cudagraph_mode", self.cudagraph_mode, CUDAGRAPH_MODES)
         for address in self.workers:
             split_address("workers", address)
         if self.executor == "remote" and not self.workers:
@@ -345,6 +348,8 @@ class WorkerConfig:
     attention_backend: str = setting(
         "auto", "auto, triton, cpu or torch; auto is the first of them that fits device and model"
     )
+    cudagraph_mode: str = setting("auto", MODE_HELP)
+    cudagraph_capture_sizes: tuple[str, ...] = setting((), SIZES_HELP)
     model: str | None = setting(None, "folder or name to load instead of the coordinator's")
     allow_plaintext: bool = setting(
         default=False, help_text="listen beyond loopback although nothing is encrypted"
@@ -377,6 +382,8 @@ class WorkerConfig:
         )
         _at_least(1, threads=self.threads)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _one_of("cudagraph_mode", self.cudagraph_mode, CUDAGRAPH_MODES)
+        parse_capture_sizes(self.cudagraph_capture_sizes)
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout}")
         if not self.hang_exit >= 0:

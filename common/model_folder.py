@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from common.errors import ModelError, ModelMissing
 
-BUNDLED_MODELS = ("smollm2-135m",)
+BUNDLED_MODELS = ("smollm2-135m", "gemma3-270m")
 """Names that `stepwire model import` can fetch without an account."""
 
 BUNDLED_DTYPES = ("bfloat16", "float32")

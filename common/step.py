@@ -213,6 +213,19 @@ class StepTimings:
     wait_input_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudagraphStats:
+    """How a step ran on one rank: in the graph of a shape, or eagerly.
+
+    mode: "none", "piecewise" or "full"; num_padded_tokens: those computed, num_tokens of the step
+    included.
+    """
+
+    mode: str
+    num_tokens: int
+    num_padded_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GrammarMask:
     """Which tokens the grammars of G requests of a step allow, for each position that is sampled.
@@ -270,6 +283,7 @@ class ModelRunnerOutput:
     timings: StepTimings = StepTimings()
     state_digest: bytes | None = None
     kv_digest: bytes | None = None
+    cudagraph_stats: CudagraphStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -285,6 +299,7 @@ class IntermediateTensors:
     timings: StepTimings = StepTimings()
     state_digest: bytes | None = None
     kv_digest: bytes | None = None
+    cudagraph_stats: CudagraphStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

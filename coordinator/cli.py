@@ -152,7 +152,7 @@ def model() -> None:
 @click.option("--name", help="Name of a .gguf file's model  [default: the file's]")
 @CACHE_OPTION
 def import_model(model: str, dtype: str, name: str | None, cache: Path | None) -> None:
-    """Import a bundled model (smollm2-135m), a .gguf file or a hub id, once; the last line is its folder.
+    """Import a bundled model (smollm2-135m, gemma3-270m), a .gguf file or a hub id, once; the last line is its folder.
 
     A folder is taken as it is.
 

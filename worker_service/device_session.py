@@ -18,6 +18,7 @@ from common.channels.channel import TensorChannels
 from common.clock import Clock
 from common.config import WorkerConfig
 from common.config_loader import cache_folder
+from common.cudagraphs import parse_capture_sizes
 from common.errors import Fenced
 from common.logs import bind_log_context, get_logger
 from common.model_folder import resolve_model
@@ -178,6 +179,8 @@ class DeviceSession:
                 request=found,
                 custom_processors=self._custom_processors,
                 attention_backend=self._config.attention_backend,
+                cudagraph_mode=self._config.cudagraph_mode,
+                capture_sizes=parse_capture_sizes(self._config.cudagraph_capture_sizes),
             )
             report = runner.load_model()
             self._num_loads += 1
@@ -268,6 +271,8 @@ class DeviceSession:
         """Let go of the model, the device memory and the channels; every later call is refused."""
         self._lifecycle.advance(Call.SHUTDOWN)
         self._generation = None
+        if self._model is not None:
+            self._model.runner.shut_down()
         self._model = None
         self._channels.close()
         self._on_state(self._lifecycle.state)
@@ -294,6 +299,7 @@ class DeviceSession:
         if self._model is None:
             return
         self._leave_generation()
+        self._model.runner.shut_down()
         self._model = None
         self._lifecycle.advance(Call.DROP_MODEL)
         gc.unfreeze()

@@ -135,6 +135,21 @@ WORKER_METRICS: tuple[MetricSpec[WorkerState], ...] = (
         lambda state: state.board.num_prefill_tokens,
     ),
     MetricSpec(
+        name="stepwire_graph_steps",
+        kind=MetricKind.COUNTER,
+        help="Steps with tokens, by how much of them a captured graph replayed.",
+        labels=("rank", "mode"),
+        read=lambda state: {
+            (state.rank, mode): float(count)
+            for mode, count in dict(state.board.num_graph_steps).items()
+        },
+    ),
+    _counter(
+        "stepwire_graph_padding_tokens",
+        "Tokens computed only to fill the shapes of graphs.",
+        lambda state: state.board.num_padding_tokens,
+    ),
+    MetricSpec(
         name="stepwire_kernel_launches",
         kind=MetricKind.COUNTER,
         help="Launches of each Triton kernel.",

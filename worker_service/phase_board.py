@@ -4,13 +4,14 @@ Knows neither steps nor health: the watchdog judges, and leaves its verdict here
 hang, since every other wait of the device thread is for someone else and can be cancelled.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
 
 from common.clock import Clock
-from common.step import StepId
+from common.step import CudagraphStats, StepId
 from common.worker_api import DevicePhase, Rank
 from worker_service.step_times import StepTimes
 
@@ -59,9 +60,19 @@ class PhaseBoard:
         self._hung: DeviceActivity | None = None
         self.num_prefill_tokens = 0
         """Tokens computed for prompts, and again after preemptions, of whatever generation."""
+        self.num_graph_steps: Counter[str] = Counter()
+        """Steps with tokens by how they ran: in a graph of this mode, or "none"."""
+        self.num_padding_tokens = 0
+        """Tokens computed only to fill the shapes of graphs."""
         self.step_times = StepTimes()
         self.seconds_by_phase: dict[DevicePhase, float] = dict.fromkeys(DevicePhase, 0.0)
         """How long the thread was in each phase, phases that are over alone."""
+
+    def note_graph(self, stats: CudagraphStats | None) -> None:
+        """A step with tokens ran so."""
+        if stats is not None:
+            self.num_graph_steps[stats.mode] += 1
+            self.num_padding_tokens += stats.num_padded_tokens - stats.num_tokens
 
     @property
     def activity(self) -> DeviceActivity:

@@ -79,6 +79,8 @@ class StepExecutor:
             result = self._run_forward(output, inputs)
             self._guard.executed(output.step_id, is_sample_due=result is None)
             self._board.num_prefill_tokens += output.num_prefill_tokens
+            if output.num_rows:
+                self._board.note_graph(self._runner.last_stats)
             return self._answer(key, result, request)
 
     def sample(self, step_id: StepId, mask: GrammarMask | None = None) -> ModelRunnerOutput:
@@ -100,7 +102,7 @@ class StepExecutor:
                 forward = self._forward_timings
                 seconds = forward.compute_end_ns - forward.compute_start_ns
                 timings = replace(timings, compute_start_ns=started_ns - seconds)
-            return replace(sampled, timings=timings)
+            return replace(sampled, timings=timings, cudagraph_stats=self._runner.last_stats)
 
     def execute_and_sample(self, request: ExecuteModel) -> ExecuteResult:
         """Run both phases where there are two; the timings then cover both."""
@@ -148,6 +150,7 @@ class StepExecutor:
             descriptors=tuple(tensor.descriptor for tensor in tensors),
             inline=tensors if request.inline_reply else None,
             timings=timings,
+            cudagraph_stats=self._runner.last_stats,
             state_digest=digests.state,
             kv_digest=digests.kv,
         )

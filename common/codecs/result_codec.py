@@ -29,6 +29,7 @@ from common.errors import (
     WrongOrder,
 )
 from common.step import (
+    CudagraphStats,
     IntermediateTensors,
     Logprobs,
     ModelRunnerOutput,
@@ -60,6 +61,7 @@ def encode_model_runner_output(output: ModelRunnerOutput) -> pb.ModelRunnerOutpu
             for handle, message in output.request_errors
         ],
         timings=_encode_timings(output.timings),
+        cudagraph_stats=_encode_graph_stats(output.cudagraph_stats),
         state_digest=output.state_digest,
         kv_digest=output.kv_digest,
         drafts=encode_optional_ragged(output.drafts),
@@ -92,6 +94,11 @@ def decode_model_runner_output(output: pb.ModelRunnerOutput) -> ModelRunnerOutpu
         prompt_logprobs=tuple(map(_decode_prompt_logprobs, output.prompt_logprobs)),
         request_errors=tuple((error.handle, error.message) for error in output.request_errors),
         timings=_decode_timings(output.timings),
+        cudagraph_stats=(
+            _decode_graph_stats(output.cudagraph_stats)
+            if output.HasField("cudagraph_stats")
+            else None
+        ),
         state_digest=output.state_digest if output.HasField("state_digest") else None,
         kv_digest=output.kv_digest if output.HasField("kv_digest") else None,
         drafts=(
@@ -136,6 +143,24 @@ def _decode_logprobs(logprobs: pb.Logprobs, field: str, *, num_positions: int) -
     )
 
 
+def _encode_graph_stats(stats: CudagraphStats | None) -> pb.CudagraphStats | None:
+    if stats is None:
+        return None
+    return pb.CudagraphStats(
+        mode=stats.mode,
+        num_tokens=stats.num_tokens,
+        num_padded_tokens=stats.num_padded_tokens,
+    )
+
+
+def _decode_graph_stats(stats: pb.CudagraphStats) -> CudagraphStats:
+    return CudagraphStats(
+        mode=stats.mode,
+        num_tokens=stats.num_tokens,
+        num_padded_tokens=stats.num_padded_tokens,
+    )
+
+
 def _encode_timings(timings: StepTimings) -> pb.StepTimings:
     return pb.StepTimings(
         compute_start_ns=timings.compute_start_ns,
@@ -158,6 +183,7 @@ def encode_intermediate_tensors(tensors: IntermediateTensors) -> pb.Intermediate
         key=encode_step_key(tensors.key),
         descriptors=[encode_descriptor(descriptor) for descriptor in tensors.descriptors],
         timings=_encode_timings(tensors.timings),
+        cudagraph_stats=_encode_graph_stats(tensors.cudagraph_stats),
         state_digest=tensors.state_digest,
         kv_digest=tensors.kv_digest,
     )
@@ -188,6 +214,11 @@ def decode_intermediate_tensors(tensors: pb.IntermediateTensors) -> Intermediate
         descriptors=descriptors,
         inline=inline,
         timings=_decode_timings(tensors.timings),
+        cudagraph_stats=(
+            _decode_graph_stats(tensors.cudagraph_stats)
+            if tensors.HasField("cudagraph_stats")
+            else None
+        ),
         state_digest=tensors.state_digest if tensors.HasField("state_digest") else None,
         kv_digest=tensors.kv_digest if tensors.HasField("kv_digest") else None,
     )

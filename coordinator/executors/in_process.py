@@ -13,6 +13,9 @@ def in_process_worker(config: ClusterConfig) -> WorkerApi:
     device = config.devices[0] if config.devices else config.device
     channels = InMemoryHub().channels("uniproc")
     worker = WorkerConfig(
-        device=device, threads=config.threads, attention_backend=config.attention_backend
+        device=device,
+        threads=config.threads,
+        attention_backend=config.attention_backend,
+        cudagraph_mode=config.cudagraph_mode,
     )
     return Worker(worker, channels)

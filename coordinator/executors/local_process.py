@@ -169,6 +169,7 @@ def worker_flags(config: ClusterConfig, stage: int) -> list[str]:
         "--listen=127.0.0.1:0",
         f"--device={config.devices[stage] if config.devices else config.device}",
         f"--attention-backend={config.attention_backend}",
+        f"--cudagraph-mode={config.cudagraph_mode}",
         f"--threads={config.threads or max(1, available_cores() // config.num_stages)}",
         "--exit-with-stdin",
     ]

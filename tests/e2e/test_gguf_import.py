@@ -95,7 +95,7 @@ def test_a_family_that_is_not_served_is_refused(tmp_path: Path, checkpoint: Path
     """The error names it, and what is served."""
     file = write_tiny_gguf(tmp_path / "tiny.gguf", checkpoint, num_layers=2, architecture="mamba")
     _, _, errors = imported(file, capsys)
-    assert "'mamba'; served are: llama" in errors
+    assert "'mamba'; served are: llama, gemma3" in errors
 
 
 def test_another_file_of_the_same_name_is_told_apart(tmp_path: Path, checkpoint: Path, capsys):

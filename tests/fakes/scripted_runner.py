@@ -56,6 +56,7 @@ class ScriptedRunner:
         self._is_last = request.rank.stage == request.layout.num_stages - 1
         self._pending: tuple[SchedulerOutput, Tensor] | None = None
         self.last_sampled = SampledTokens.none()
+        self.last_stats = None
 
     def load_model(self) -> LoadReport:
         """Report sizes that are made up."""
@@ -88,6 +89,9 @@ class ScriptedRunner:
     def warm_up(self) -> float:
         """No time at all."""
         return 0.0
+
+    def shut_down(self) -> None:
+        """There is nothing to let go of."""
 
     def forget_requests(self) -> None:
         """Forget the applied steps."""

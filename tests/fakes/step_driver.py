@@ -7,6 +7,7 @@ i + 1, and appends what the last stage sampled.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,9 +71,10 @@ def make_runner(
     num_blocks: int | None = 64,
     speculation: SpeculationConfig | None = None,
     select: DrafterSelect = select_drafter,
+    options: Mapping[str, Any] | None = None,
     **request: int,
 ) -> ModelRunner:
-    """A loaded runner on the CPU; num_blocks None leaves it without a KV cache."""
+    """A loaded runner on the CPU; num_blocks None leaves it without a KV cache. options: of ModelRunner."""
     runner = ModelRunner(
         device=torch.device("cpu"),
         folder=folder,
@@ -80,6 +82,7 @@ def make_runner(
             load_request("tiny", **request), speculation=speculation or SpeculationConfig()
         ),
         select=select,
+        **options or {},
     )
     runner.load_model()
     if num_blocks is not None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from common.requests import SamplingParams
 from common.step import (
     CachedRequests,
+    CudagraphStats,
     GrammarMask,
     IntermediateTensors,
     Logprobs,
@@ -44,6 +45,7 @@ keys = st.builds(StepKey, step_id=step_ids, phase=st.sampled_from(Phase))
 timings = st.builds(
     StepTimings, compute_start_ns=uint64, compute_end_ns=uint64, wait_input_ns=uint64
 )
+GRAPH_STATS = st.builds(CudagraphStats, mode=names, num_tokens=uint32, num_padded_tokens=uint32)
 sampling = st.builds(
     SamplingParams,
     temperature=float32,
@@ -175,6 +177,7 @@ def model_runner_outputs(draw: st.DrawFn, phase: Phase = Phase.SAMPLE) -> ModelR
         timings=draw(timings),
         state_digest=draw(st.none() | st.binary(max_size=32)),
         kv_digest=draw(st.none() | st.binary(max_size=32)),
+        cudagraph_stats=draw(st.none() | GRAPH_STATS),
         drafts=draw(st.none() | st.just(Ragged.from_rows([draw(int32s) for _ in handles]))),
     )
 

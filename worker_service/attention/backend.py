@@ -19,6 +19,9 @@ class AttentionBackend(Protocol):
     """Causal attention over a paged cache; a plan holds what all layers of a step share."""
 
     name: str
+    has_static_plans: bool
+    """Whether attention reads lengths, block tables and slots of a plan on the device alone, so that a
+    plan of metadata with the longest lengths on the host fits every step of as many rows: for graphs."""
 
     def plan(self, metadata: AttentionMetadata, *, num_kv_heads: int) -> Any:
         """Work out once what every layer of the step needs."""

@@ -35,6 +35,7 @@ class CpuBackend:
     """Reads each cached key once for the query heads that share it, and sums in float32."""
 
     name = "cpu"
+    has_static_plans = False
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._kernels = kernels

@@ -21,6 +21,7 @@ class TorchBackend:
     """Gathers tiles of slots and multiplies; key heads are shared by their queries, never repeated."""
 
     name = "torch"
+    has_static_plans = False
 
     def __init__(self, sizes: TileSizes | None = None) -> None:
         self._sizes = sizes or TileSizes()

@@ -45,6 +45,7 @@ class TritonBackend:
     """Every shape of row in one kernel; decodes apart, as they are cut otherwise."""
 
     name = "triton"
+    has_static_plans = True
 
     def plan(self, metadata: AttentionMetadata, *, num_kv_heads: int) -> TritonPlan:
         """Cut the rows into tiles of queries, on the host."""

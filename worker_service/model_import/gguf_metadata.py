@@ -8,7 +8,7 @@ from gguf import GGUFReader
 
 from common.errors import ModelError
 
-ARCHITECTURES = ("llama",)
+ARCHITECTURES = ("llama", "gemma3")
 """Model families of the format that workers can serve."""
 
 

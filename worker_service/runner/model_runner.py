@@ -12,17 +12,18 @@ from torch import Tensor
 
 from common.clock import Clock, SystemClock
 from common.errors import WrongOrder
-from common.step import GrammarMask, ModelRunnerOutput, SchedulerOutput, StepId
+from common.step import CudagraphStats, GrammarMask, ModelRunnerOutput, SchedulerOutput, StepId
 from common.worker_api import KVCacheSpec, LoadModel, LoadReport, MemoryBudget, MemoryReport
 from worker_service.attention.backend import Attend, AttentionBackend
 from worker_service.attention.kv_cache import KVCache
+from worker_service.attention.metadata import AttentionMetadata
 from worker_service.attention.select import select_backend
 from worker_service.batch.builder import prepare_inputs
 from worker_service.batch.input_batch import InputBatch
 from worker_service.batch.microbatch import split
 from worker_service.batch.request_states import RequestStates
 from worker_service.batch.sampled_tokens import SampledTokens
-from worker_service.batch.shapes import choose_shape
+from worker_service.batch.shapes import Dispatch, GraphMode
 from worker_service.batch.synthetic import StepSizes, ZeroInputs, largest_step, warm_up_steps
 from worker_service.drafting.drafter import Drafter, NoDrafter
 from worker_service.drafting.select import DrafterSelect, select_drafter
@@ -31,7 +32,10 @@ from worker_service.runner.collector import collect, empty_output, sampled_token
 from worker_service.runner.digests import Digests, digest_state
 from worker_service.runner.execute_state import ExecuteModelState, keep_rows
 from worker_service.runner.forward import forward
+from worker_service.runner.graph_recorder import MakeRecorder, cuda_recorder
+from worker_service.runner.graphs import StepGraphs
 from worker_service.runner.load_draft import load_draft_model
+from worker_service.runner.load_graphs import make_step_graphs
 from worker_service.runner.load_stage import LoadedStage, load_stage
 from worker_service.runner.memory import kv_cache_bytes
 from worker_service.runner.memory_meter import memory_meter
@@ -66,9 +70,16 @@ class ModelRunner:
         custom_processors: CustomProcessors | None = None,
         select: DrafterSelect = select_drafter,
         attention_backend: str = "auto",
+        cudagraph_mode: str = "auto",
+        capture_sizes: tuple[int, ...] = (),
+        make_recorder: MakeRecorder = cuda_recorder,
     ) -> None:
         self._device = device
         self._attention_backend = attention_backend
+        self._cudagraph_mode = cudagraph_mode
+        self._capture_sizes = capture_sizes
+        self._make_recorder = make_recorder
+        self._graphs: StepGraphs | None = None
         self._folder = folder
         self._request = request
         self._clock = clock or SystemClock()
@@ -90,6 +101,8 @@ class ModelRunner:
         self._due: ExecuteModelState | None = None
         self.last_sampled = SampledTokens.none()
         """What the last sample phase drew."""
+        self.last_stats: CudagraphStats | None = None
+        """How the last execute phase with tokens ran."""
 
     def load_model(self) -> LoadReport:
         """Read this stage's parameters, and those of what proposes drafts there."""
@@ -107,6 +120,16 @@ class ModelRunner:
             dtype=self._loaded.dtype,
             head_size=self._loaded.spec.head_size,
             has_window=any(self._loaded.spec.windows) or self._loaded.spec.attention_soft_cap > 0,
+        )
+        self._graphs = make_step_graphs(
+            self._loaded,
+            self._request,
+            asked=self._cudagraph_mode,
+            sizes=self._capture_sizes,
+            backend=self._backend,
+            recorder=self._make_recorder(self._device),
+            make_attend=self._attend,
+            device=self._device,
         )
         loaded = self._loaded.loaded
         self._drafter = self._select_drafter()
@@ -148,7 +171,11 @@ class ModelRunner:
         return replace(spec, groups=(*spec.groups, *self._drafter.memory.kv_cache_groups))
 
     def initialize_kv_cache(self, num_blocks: int) -> int:
-        """Allocate num_blocks blocks, the null block 0 included, and return their bytes."""
+        """Allocate num_blocks blocks, the null block 0 included, and return their bytes.
+
+        Graphs read the cache where it stood, so they are gone.
+        """
+        self.graphs.clear()
         self._kv_cache = KVCache.allocate(
             self._stage.kv_cache_spec,
             num_blocks=num_blocks,
@@ -160,10 +187,16 @@ class ModelRunner:
         return self._kv_cache.num_bytes + self._drafter.initialize_kv_cache(num_blocks)
 
     def warm_up(self) -> float:
-        """Run representative steps and return the seconds they took."""
+        """Run representative steps, capture graphs, and return the seconds both took."""
         started = self._clock.monotonic()
         self._rehearse(warm_up_steps(self._sizes))
+        self.graphs.capture()
         return self._clock.monotonic() - started
+
+    def shut_down(self) -> None:
+        """Let go of what is captured on the device, as the model is about to go."""
+        if self._graphs is not None:
+            self._graphs.clear()
 
     def forget_requests(self) -> None:
         """Drop all request state, and the sample phase that may be due."""
@@ -173,7 +206,7 @@ class ModelRunner:
 
     def digests(self, *, wanted: bool = True) -> Digests:
         """Digests of the live requests and of the keys and values of their computed tokens."""
-        return digest_state(self._states, self._cache) if wanted else Digests()
+        return digest_state(self._states, self.kv_cache) if wanted else Digests()
 
     def validate(self, output: SchedulerOutput) -> None:
         """Raise InvalidStep, naming row and field, for a step that cannot be applied; change nothing."""
@@ -218,11 +251,10 @@ class ModelRunner:
             return empty_output(output.step_id, digests=digests)
         batch = prepare_inputs(rows, states=self._states, device=self._device)
         self._feedback.expect(output.step_id.step, rows.slots[batch.sampling_rows])
-        shape = choose_shape(batch)
-        microbatches = split(batch)
-        attends = [self._attend(microbatch) for microbatch in microbatches]
-        hidden_TD = preprocess(batch, shape, model=self._stage.model, inputs=inputs)
-        hidden_TD = forward(self._stage.model, hidden_TD, microbatches, attends)
+        dispatch = self.graphs.dispatch(batch)
+        self.last_stats = dispatch.stats(batch)
+        hidden_TD = preprocess(batch, model=self._stage.model, inputs=inputs)
+        hidden_TD = self._run_layers(dispatch, batch, hidden_TD)
         if not self._stage.model.stage.is_last:
             return {HIDDEN_STATES: hidden_TD}
         self._drafter.follow(batch, hidden_TD)
@@ -282,10 +314,21 @@ class ModelRunner:
             ),
         )
 
-    def _attend(self, batch: InputBatch) -> Attend:
-        metadata = build_attention_metadata(batch, block_size=self._request.block_size)
+    def _run_layers(self, dispatch: Dispatch, batch: InputBatch, hidden_TD: Tensor) -> Tensor:
+        if dispatch.mode is not GraphMode.NONE:
+            return self.graphs.run(
+                dispatch, batch, hidden_TD, lambda: self._attend(self._metadata(batch))
+            )
+        microbatches = split(batch)
+        attends = [self._attend(self._metadata(microbatch)) for microbatch in microbatches]
+        return forward(self._stage.model, hidden_TD, microbatches, attends)
+
+    def _metadata(self, batch: InputBatch) -> tuple[AttentionMetadata, ...]:
+        return build_attention_metadata(batch, block_size=self._request.block_size)
+
+    def _attend(self, metadata: tuple[AttentionMetadata, ...]) -> Attend:
         assert self._backend is not None, "load_model comes first"
-        return Attend(self._backend, self._cache, *metadata)
+        return Attend(self._backend, self.kv_cache, *metadata)
 
     def _rehearse(self, outputs: Iterable[SchedulerOutput]) -> None:
         """Run made-up steps as if a coordinator had sent them."""
@@ -326,6 +369,13 @@ class ModelRunner:
         return self._loaded
 
     @property
-    def _cache(self) -> KVCache:
+    def graphs(self) -> StepGraphs:
+        """What was captured of this stage."""
+        assert self._graphs is not None, "load_model comes first"
+        return self._graphs
+
+    @property
+    def kv_cache(self) -> KVCache:
+        """The cache that stands."""
         assert self._kv_cache is not None, "initialize_kv_cache comes first"
         return self._kv_cache

@@ -7,7 +7,6 @@ from torch import Tensor
 from common.errors import TensorError
 from worker_service.batch.input_batch import InputBatch
 from worker_service.batch.sampled_tokens import SampledTokens
-from worker_service.batch.shapes import BatchShape
 from worker_service.models.decoder import DecoderModel
 
 # T tokens of the step, D model size
@@ -28,16 +27,14 @@ class StageInputs(Protocol):
         ...
 
 
-def preprocess(
-    batch: InputBatch, shape: BatchShape, *, model: DecoderModel, inputs: StageInputs
-) -> Tensor:
+def preprocess(batch: InputBatch, *, model: DecoderModel, inputs: StageInputs) -> Tensor:
     """Embed the step's tokens on the first stage, receive hidden states on the others; [T, D].
 
     Raises TensorError when what was received is not this step's hidden states.
     """
     if model.stage.is_first:
         return model.embed(batch.token_ids)
-    return _check_received(inputs.receive(), expected=(shape.num_tokens, model.spec.hidden_size))
+    return _check_received(inputs.receive(), expected=(batch.num_tokens, model.spec.hidden_size))
 
 
 def _check_received(tensors: dict[str, Tensor], *, expected: tuple[int, int]) -> Tensor:

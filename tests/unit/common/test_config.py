@@ -42,6 +42,8 @@ from common.errors import ConfigError
         (ServeConfig, {"grpc_port": -1}, "cannot be turned off"),
         (ServeConfig, {"http_port": 65536}, "http_port must be a port number"),
         (ServeConfig, {"log_format": "xml"}, "log_format must be one of auto, json, text"),
+        (WorkerConfig, {"cudagraph_mode": "some"}, "cudagraph_mode must be one of auto, none"),
+        (WorkerConfig, {"cudagraph_capture_sizes": ("1", "0")}, "positive integers .* not '1,0'"),
         (WorkerConfig, {"log_level": "loud"}, "log_level must be one of DEBUG"),
         (ServeConfig, {"drain_timeout": float("nan")}, "at least 0 seconds"),
         (ServeConfig, {"http_host": "0.0.0.0"}, "http_host is '0.0.0.0'.* --allow-plaintext"),

@@ -196,8 +196,18 @@ class StepTimings(_message.Message):
     wait_input_ns: int
     def __init__(self, compute_start_ns: _Optional[int] = ..., compute_end_ns: _Optional[int] = ..., wait_input_ns: _Optional[int] = ...) -> None: ...
 
+class CudagraphStats(_message.Message):
+    __slots__ = ("mode", "num_tokens", "num_padded_tokens")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PADDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    num_tokens: int
+    num_padded_tokens: int
+    def __init__(self, mode: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_padded_tokens: _Optional[int] = ...) -> None: ...
+
 class ModelRunnerOutput(_message.Message):
-    __slots__ = ("key", "handles", "sampled_token_ids", "logprobs", "request_errors", "timings", "state_digest", "kv_digest", "drafts", "prompt_logprobs")
+    __slots__ = ("key", "handles", "sampled_token_ids", "logprobs", "request_errors", "timings", "state_digest", "kv_digest", "drafts", "prompt_logprobs", "cudagraph_stats")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +218,7 @@ class ModelRunnerOutput(_message.Message):
     KV_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CUDAGRAPH_STATS_FIELD_NUMBER: _ClassVar[int]
     key: StepKey
     handles: bytes
     sampled_token_ids: RaggedColumn
@@ -218,10 +229,11 @@ class ModelRunnerOutput(_message.Message):
     kv_digest: bytes
     drafts: RaggedColumn
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., handles: _Optional[bytes] = ..., sampled_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., request_errors: _Optional[_Iterable[_Union[RequestError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ..., drafts: _Optional[_Union[RaggedColumn, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    cudagraph_stats: CudagraphStats
+    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., handles: _Optional[bytes] = ..., sampled_token_ids: _Optional[_Union[RaggedColumn, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., request_errors: _Optional[_Iterable[_Union[RequestError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ..., drafts: _Optional[_Union[RaggedColumn, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., cudagraph_stats: _Optional[_Union[CudagraphStats, _Mapping]] = ...) -> None: ...
 
 class IntermediateTensors(_message.Message):
-    __slots__ = ("key", "descriptors", "channel", "inline", "timings", "state_digest", "kv_digest")
+    __slots__ = ("key", "descriptors", "channel", "inline", "timings", "state_digest", "kv_digest", "cudagraph_stats")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +241,7 @@ class IntermediateTensors(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     KV_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CUDAGRAPH_STATS_FIELD_NUMBER: _ClassVar[int]
     key: StepKey
     descriptors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorDescriptor]
     channel: _tensor_pb2.ChannelPayload
@@ -236,4 +249,5 @@ class IntermediateTensors(_message.Message):
     timings: StepTimings
     state_digest: bytes
     kv_digest: bytes
-    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., descriptors: _Optional[_Iterable[_Union[_tensor_pb2.TensorDescriptor, _Mapping]]] = ..., channel: _Optional[_Union[_tensor_pb2.ChannelPayload, _Mapping]] = ..., inline: _Optional[_Union[_tensor_pb2.InlinePayload, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ...) -> None: ...
+    cudagraph_stats: CudagraphStats
+    def __init__(self, key: _Optional[_Union[StepKey, _Mapping]] = ..., descriptors: _Optional[_Iterable[_Union[_tensor_pb2.TensorDescriptor, _Mapping]]] = ..., channel: _Optional[_Union[_tensor_pb2.ChannelPayload, _Mapping]] = ..., inline: _Optional[_Union[_tensor_pb2.InlinePayload, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., kv_digest: _Optional[bytes] = ..., cudagraph_stats: _Optional[_Union[CudagraphStats, _Mapping]] = ...) -> None: ...
