@@ -123,9 +123,11 @@ def test_limits_leave_less_than_eight_minutes() -> None:
     assert [part.name for part in parts if part.is_required] == ["same tokens", "gpu tests"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """At once, with an exit code of its own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run.main([]) == run.NO_GPU
     assert "no GPU" in capsys.readouterr().out
 
